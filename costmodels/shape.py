@@ -1,0 +1,121 @@
+"""What one engine step contains, and what it costs.
+
+`StepShape` is all that a cost model may know of a step; `StepCost` is its answer by part, so
+that a report can say where time goes. `DecodeCost` prices a run of pure decode steps, in which
+only the context grows, without building a shape for each.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+NS_PER_S = 1_000_000_000
+
+PARTS = (
+    "gemm",
+    "attention_prefill",
+    "attention_decode",
+    "moe",
+    "collective",
+    "sampling",
+    "draft",
+    "host",
+)
+
+
+class StepShape(NamedTuple):
+    """One step of one replica.
+
+    Attributes
+    ----------
+    prefills : (new_tokens, context_tokens) of each chunk; context is what is in KV before it
+    decodes : sequences that decode
+    decode_tokens : query tokens of those sequences together (more than `decodes` when drafts
+        are verified)
+    decode_context_tokens : KV tokens that the decodes read, their own new ones included
+    sampled : sequences that sample a token at the end of the step
+    """
+
+    prefills: tuple[tuple[int, int], ...] = ()
+    decodes: int = 0
+    decode_tokens: int = 0
+    decode_context_tokens: int = 0
+    sampled: int = 0
+
+
+class StepCost(NamedTuple):
+    """Seconds by part (`PARTS` gives the order), and the work that was done in them.
+
+    `flops` and `bytes` are what the model needs on one device, without padding: they feed
+    utilisation, not time.
+    """
+
+    gemm_s: float = 0.0
+    attention_prefill_s: float = 0.0
+    attention_decode_s: float = 0.0
+    moe_s: float = 0.0
+    collective_s: float = 0.0
+    sampling_s: float = 0.0
+    draft_s: float = 0.0
+    host_s: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Wall time of the step in seconds."""
+        return sum(self[: len(PARTS)])
+
+    @property
+    def total_ns(self) -> int:
+        """Wall time in whole nanoseconds: the one place where a mixed step is rounded."""
+        return round(self.total_s * NS_PER_S)
+
+
+class DecodeCost(Protocol):
+    """Cost of steps in which a fixed number of sequences decode one token each.
+
+    Law: `steps_ns(c, n)[j]` is `steps_ns(c + j * decodes, 1)[0]`, bit for bit.
+    """
+
+    def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
+        """Nanoseconds of `steps` steps; the first reads `context_tokens` in all."""
+        ...
+
+    def cost(self, context_tokens: int) -> StepCost:
+        """The same step by part. `round(total)` may differ from `steps_ns` by 1 ns."""
+        ...
+
+
+class CostModel(Protocol):
+    """Seconds from a shape: pure, positive, never smaller for more work."""
+
+    def step(self, shape: StepShape) -> StepCost:
+        """Cost of any step."""
+        ...
+
+    def decode(self, decodes: int) -> DecodeCost:
+        """Cost of steps in which `decodes` sequences decode and nothing else happens."""
+        ...
+
+
+class ConstantCost:
+    """Every step takes the same time: the test double, and M/D/1 when one sequence runs."""
+
+    def __init__(self, step_s: float) -> None:
+        if not step_s > 0:
+            raise ValueError(f"step_s must be positive: {step_s}")
+        self.step_ns = round(step_s * NS_PER_S)
+
+    def step(self, shape: StepShape) -> StepCost:
+        return StepCost(gemm_s=self.step_ns / NS_PER_S)
+
+    def decode(self, decodes: int) -> "ConstantCost":
+        return self
+
+    def steps_ns(self, context_tokens: int, steps: int) -> list[int]:
+        return [self.step_ns] * steps
+
+    def cost(self, context_tokens: int) -> StepCost:
+        return StepCost(gemm_s=self.step_ns / NS_PER_S)

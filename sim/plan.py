@@ -1,0 +1,121 @@
+"""What bounds a step, and what a step was decided to be."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from servecast.sim.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """vLLM's scheduler settings under vLLM's names; `num_gpu_blocks` counts the null block."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_gpu_blocks: int
+    max_model_len: int
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    async_scheduling: bool = False
+    spec_method: str | None = None
+    num_speculative_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1: {getattr(self, name)}")
+        if self.num_gpu_blocks < 2:
+            raise ValueError(f"num_gpu_blocks must be at least 2: {self.num_gpu_blocks}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs})"
+            )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy must be fcfs or priority: {self.scheduling_policy}")
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Slots kept beyond the scheduled tokens for a drafter that writes KV of its own."""
+        return self.num_speculative_tokens if self.spec_method in ("draft_model", "eagle") else 0
+
+    @property
+    def draft_slots(self) -> int:
+        """Input positions that a scheduled request costs beside its own tokens."""
+        return 1 if self.spec_method == "draft_model" else 0
+
+
+class StepPlan:
+    """One step, or a run of `steps` steps that differ in nothing but context.
+
+    Attributes
+    ----------
+    decodes, context_tokens : sequences of the decode aggregate, and the KV tokens they read in
+        the first of the steps, the new ones included
+    chunks : (sequence, new tokens, computed before) for every other scheduled sequence
+    scheduled : sequence to tokens in scheduling order, where every sequence is walked or a
+        trace is kept; else None
+    spec : drafts to verify, by sequence
+    completing : sequences outside the aggregate that emit a token in this step
+    finishing : sequences whose last token is in this step
+    admitted, resumed : sequences that enter, with the tokens they found cached
+    preempted : sequences that lost their place, in order
+    interrupted : sequences that had been emitting and now pause
+    unsettled : interrupted sequences whose token of this very step is still in flight
+    """
+
+    __slots__ = (
+        "admitted",
+        "chunks",
+        "completing",
+        "context_tokens",
+        "decodes",
+        "emitting",
+        "finishing",
+        "interrupted",
+        "number",
+        "preempted",
+        "resumed",
+        "scheduled",
+        "spec",
+        "steps",
+        "unsettled",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.steps = 1
+        self.decodes = 0
+        self.context_tokens = 0
+        self.chunks: list[tuple[Sequence, int, int]] = []
+        self.scheduled: dict[Sequence, int] | None = None
+        self.spec: dict[Sequence, int] = {}
+        self.emitting: set[Sequence] = set()
+        self.completing: list[Sequence] = []
+        self.finishing: list[Sequence] = []
+        self.admitted: list[tuple[Sequence, int]] = []
+        self.resumed: list[tuple[Sequence, int]] = []
+        self.preempted: list[Sequence] = []
+        self.interrupted: list[Sequence] = []
+        self.unsettled: list[Sequence] = []
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is computed in this step."""
+        return not (self.decodes or self.chunks)
+
+    @property
+    def uniform(self) -> bool:
+        """Nothing but decodes, none of them its last: the next step may be just the same."""
+        return not (self.chunks or self.finishing or self.preempted) and self.decodes > 0
+
+    def entries(self) -> Iterator[tuple[Sequence, int]]:
+        """(sequence, tokens) in scheduling order; needs `scheduled`."""
+        if self.scheduled is None:
+            raise RuntimeError("this plan keeps no list of its sequences")
+        return iter(self.scheduled.items())

@@ -1,0 +1,72 @@
+"""The load, as columns: what arrives, when, and what it shares with others.
+
+Content is described, never stored token by token. A request's text is a chain of *segments*;
+two requests share a block of KV exactly if the segment that holds the block's last token is
+the same, because a segment's number stands for everything before it too (as a chained block
+hash does). The key of block i in segment s is `s << 24 | i`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+#: (segment id, end token): the segment reaches from the end of the one before it to `end token`.
+Segments = tuple[tuple[int, int], ...]
+
+BLOCK_INDEX_BITS = 24
+
+
+@dataclass(frozen=True)
+class RequestTable:
+    """One row a request; row i is request i everywhere.
+
+    Attributes
+    ----------
+    arrival_ns : when it is sent; ignored where `after` or `concurrency` decides
+    prompt_tokens, output_tokens : lengths, at least 1 each
+    priority : vLLM's request priority, lower first
+    klass : index into `class_names`
+    segment_id : the request's own segment (its private text, prompt and output). Equal numbers
+        mean one growing text: the turns of a session
+    shared : segments at the head of the prompt that others may have too
+    after : the request whose end releases this one, `think_ns` later; -1 for none
+    concurrency : clients of a closed loop, each sending the next row when its last is done
+    """
+
+    arrival_ns: IntArray
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    priority: IntArray
+    klass: IntArray
+    segment_id: IntArray
+    shared: Sequence[Segments] | None = None
+    after: IntArray | None = None
+    think_ns: IntArray | None = None
+    concurrency: int | None = None
+    class_names: tuple[str, ...] = field(default=("default",))
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+
+def block_keys(
+    segment_id: int, shared: Segments, block_size: int, start: int, stop: int
+) -> Sequence[int]:
+    """Keys of blocks [start, stop) of a request's text."""
+    own = segment_id << BLOCK_INDEX_BITS
+    if not shared or start * block_size >= shared[-1][1]:
+        return range(own + start, own + stop)
+    keys: list[int] = []
+    i = start
+    for segment, end_token in shared:
+        last = min(stop, end_token // block_size)
+        if last > i:
+            base = segment << BLOCK_INDEX_BITS
+            keys.extend(range(base + i, base + last))
+            i = last
+    keys.extend(range(own + i, own + stop))
+    return keys

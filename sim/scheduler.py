@@ -1,0 +1,583 @@
+"""vLLM V1's scheduler: each step lets computed tokens catch up with known tokens.
+
+No clock and no SimPy here. `plan` decides one step, `commit` takes its output; with asynchronous
+scheduling the next step is planned before the output of the last one is committed. The rules are
+those recorded from vLLM 0.32.0; `docs/parity.md` lists them with the traces that hold them.
+
+Two ways lead to the same plan. `_walk` visits every running sequence in order, as vLLM does: it
+is the reference, and it alone can preempt, let the budget bind in the middle, or schedule
+drafts. `_plan_aggregate` serves the common step in which every running sequence gets what it
+wants: decodes are counted, not visited. It steps aside whenever the order could matter.
+"""
+
+from collections.abc import Callable
+
+from servecast.sim.decodes import DecodeAggregate
+from servecast.sim.kv import KVPool
+from servecast.sim.plan import SchedulerLimits, StepPlan
+from servecast.sim.sequence import (
+    FINISHED,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    FCFSQueue,
+    PriorityQueue,
+    Sequence,
+)
+
+#: How many of a sequence's drafts are accepted: (sequence, drafts) to a number up to drafts.
+Acceptance = Callable[[Sequence, int], int]
+#: How many drafts are proposed for a sequence's next step.
+Proposal = Callable[[Sequence], int]
+
+
+def _accept_none(seq: Sequence, drafts: int) -> int:
+    return 0
+
+
+class Scheduler:
+    """Queues, pool and running sequences of one replica.
+
+    Parameters
+    ----------
+    limits : vLLM's settings
+    aggregate : count decodes where possible; False walks every sequence in every step
+    keep_order : let every plan list its sequences in scheduling order
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        aggregate: bool = True,
+        keep_order: bool = False,
+        accept: Acceptance = _accept_none,
+        propose: Proposal | None = None,
+    ) -> None:
+        self.limits = limits
+        self.pool = KVPool(limits.num_gpu_blocks - 1, limits.block_size)
+        self.waiting: FCFSQueue | PriorityQueue = (
+            FCFSQueue() if limits.scheduling_policy == "fcfs" else PriorityQueue()
+        )
+        #: in running order, which is the order of admission: keyed by `serial`
+        self.running: dict[int, Sequence] = {}
+        #: running sequences outside the aggregate that have tokens to compute, in running order
+        self.explicit: list[Sequence] = []
+        self.decodes = DecodeAggregate(limits.block_size)
+        self.aggregate = aggregate and limits.spec_method is None
+        self.keep_order = keep_order
+        self._accept = accept
+        self._propose = propose or (lambda seq: limits.num_speculative_tokens)
+        self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
+        self._in_flight: StepPlan | None = None
+        self._serial = 0
+        self._number = 0
+
+    # ---------------------------------------------------------------- what the engine calls
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence that has just arrived."""
+        self.waiting.append(seq)
+
+    @property
+    def unfinished(self) -> bool:
+        """Anything waiting or running."""
+        return bool(self.running) or len(self.waiting) > 0
+
+    def plan(self) -> StepPlan:
+        """Decide the next step and allot its blocks."""
+        plan = StepPlan(self._number)
+        self._number += 1
+        if not (self.aggregate and self._plan_aggregate(plan)):
+            self._walk(plan)
+        if not plan.empty:
+            self._in_flight = plan
+        return plan
+
+    def steps_alike(self, plan: StepPlan) -> int:
+        """How many more steps, beyond `plan` just made, are sure to be planned the same.
+
+        Holds as long as nobody arrives and no step in flight frees anything. A queue whose head
+        did not fit stays blocked: decodes only take blocks, and slots and budget stand still.
+        """
+        if self.explicit or not plan.uniform or plan.admitted or plan.resumed:
+            return 0
+        return self.decodes.steps_within(self.pool.free, self.decodes.steps_to_end())
+
+    def extend(self, plan: StepPlan, steps: int) -> None:
+        """Let `plan`, just made, cover `steps` more steps (at most `steps_alike`)."""
+        if steps:
+            self._advance_decodes(plan, steps)
+            plan.steps += steps
+
+    def commit(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Take the output of a plan's last step; returns (sequence, tokens) as delivered.
+
+        Sequences that stay in the aggregate deliver one token each and are not listed.
+        """
+        if self._in_flight is plan:
+            self._in_flight = None
+        return self._commit_aggregate(plan) if self.aggregate else self._commit_walk(plan)
+
+    def check(self) -> None:
+        """Hold the pool and the aggregate against what the sequences say (slow; for tests)."""
+        size, tick = self.limits.block_size, self.decodes.tick
+        tables = []
+        members = 0
+        for seq in self.running.values():
+            blocks = seq.blocks
+            if seq.aggregated:
+                members += 1
+                blocks = -(-(seq.base + tick) // size)
+            tables.append((seq.handles, blocks - len(seq.handles)))
+        self.pool.check(tables)
+        if members != self.decodes.count:
+            raise RuntimeError(f"{members} sequences decode, {self.decodes.count} counted")
+        if len(self.running) > self.limits.max_num_seqs:
+            raise RuntimeError(f"{len(self.running)} run, over {self.limits.max_num_seqs}")
+
+    # ---------------------------------------------------------------- the common step
+
+    def _plan_aggregate(self, plan: StepPlan) -> bool:
+        """Plan a step in which nobody has to give way; False (nothing touched) otherwise."""
+        decodes = self.decodes
+        budget = self.limits.max_num_batched_tokens - decodes.count
+        need = len(decodes.crossing())
+        chunks: list[tuple[Sequence, int]] = []
+        if self.explicit:
+            if budget < self._wanted() and not self._explicit_last():
+                return False
+            chunks, budget, more = self._chunks(budget)
+            need += more
+        if need > self.pool.free:
+            return False
+        if self.keep_order:
+            plan.scheduled = self._in_running_order(chunks)
+        plan.decodes = decodes.count
+        if decodes.count:
+            self._advance_decodes(plan, 1)
+            plan.context_tokens = decodes.context_tokens + sum(
+                seq.computed_tokens for seq in plan.finishing
+            )
+        for seq, tokens in chunks:
+            self._grow(seq, seq.computed_tokens + tokens)
+            self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
+            plan.chunks.append((seq, tokens, seq.computed_tokens))
+        if len(self.waiting):
+            self._admit(plan, budget, budget)
+        if plan.chunks:
+            self._advance_chunks(plan)
+        return True
+
+    def _wanted(self) -> int:
+        threshold = self._threshold()
+        wanted = 0
+        for seq in self.explicit:
+            want = seq.known_tokens + seq.placeholders - seq.computed_tokens
+            wanted += min(want, threshold) if threshold else want
+        return wanted
+
+    def _explicit_last(self) -> bool:
+        """Whether every decode stands before every explicit sequence in running order."""
+        first = self.explicit[0].serial
+        for seq in reversed(self.running.values()):
+            if seq.aggregated:
+                return seq.serial < first
+        return True
+
+    def _chunks(self, budget: int) -> tuple[list[tuple[Sequence, int]], int, int]:
+        """What explicit sequences get of `budget`: the chunks, what is left, blocks they need."""
+        threshold, size = self._threshold(), self.limits.block_size
+        chunks: list[tuple[Sequence, int]] = []
+        need = 0
+        for seq in self.explicit:
+            if budget == 0:
+                break
+            want = seq.known_tokens + seq.placeholders - seq.computed_tokens
+            if 0 < threshold < want:
+                want = threshold
+            tokens = min(want, budget, self.limits.max_model_len - seq.computed_tokens - 1)
+            if tokens <= 0:
+                continue
+            budget -= tokens
+            need += -(-(seq.computed_tokens + tokens) // size) - seq.blocks
+            chunks.append((seq, tokens))
+        return chunks, budget, need
+
+    def _in_running_order(self, chunks: list[tuple[Sequence, int]]) -> dict[Sequence, int]:
+        given = dict(chunks)
+        return {
+            seq: given.get(seq, 1)
+            for seq in self.running.values()
+            if seq.aggregated or seq in given
+        }
+
+    def _advance_decodes(self, plan: StepPlan, steps: int) -> None:
+        """Allot the blocks of `steps` decode steps, name what becomes full, move the tick."""
+        decodes = self.decodes
+        size, tick, buckets = decodes.block_size, decodes.tick, decodes.buckets
+        need = len(decodes.crossing()) if steps == 1 else decodes.crossings(steps)
+        if need:
+            self.pool.take(need)
+        if self.limits.enable_prefix_caching:
+            # A block is named once its last token is known: when the step that computes it is
+            # planned, or, if outputs lag a step behind, one step later.
+            lag = 0 if self.limits.async_scheduling else 1
+            for j in range(min(steps, size)):
+                bucket = buckets[(tick + j + lag) % size]
+                if bucket:
+                    rounds = (steps - 1 - j) // size
+                    for seq in bucket:
+                        self._cache(seq, seq.base + tick + j + lag + rounds * size)
+        plan.finishing = decodes.advance(steps)
+
+    def _advance_chunks(self, plan: StepPlan) -> None:
+        """Move explicit sequences on; those that caught up decode from now on."""
+        number, late = plan.number, self.limits.async_scheduling
+        still: list[Sequence] = []
+        for seq, tokens, _ in plan.chunks:
+            seq.computed_tokens += tokens
+            seq.scheduled_step = number
+            if seq.computed_tokens < seq.known_tokens + seq.placeholders:
+                still.append(seq)
+                continue
+            plan.completing.append(seq)
+            if late:
+                seq.placeholders += 1
+            if seq.computed_tokens >= seq.last_position:
+                plan.finishing.append(seq)
+            else:
+                self.decodes.join(seq)
+        if self.explicit:
+            moved = {seq for seq, _, _ in plan.chunks}
+            kept = [seq for seq in self.explicit if seq not in moved]
+            still = sorted(kept + still, key=_serial) if kept else still
+        self.explicit = still
+        if len(plan.finishing) > 1:
+            plan.finishing.sort(key=_serial)
+
+    # ---------------------------------------------------------------- the walk
+
+    def _walk(self, plan: StepPlan) -> None:
+        """Plan a step as vLLM does, one running sequence after the other."""
+        limits = self.limits
+        before = self._dissolve() if self.aggregate else []
+        slots = limits.draft_slots
+        budget = room = limits.max_num_batched_tokens
+        threshold = self._threshold()
+        scheduled: dict[Sequence, int] = {}
+        prefilling = False
+        order = list(self.running.values())
+        i = 0
+        while i < len(order) and budget > 0 and room > slots:
+            seq = order[i]
+            i += 1
+            tokens = self._wants(seq, threshold, min(budget, room - slots))
+            if tokens <= 0:
+                continue
+            while not self._fits(seq, tokens):
+                victim = self._victim(order)
+                at = order.index(victim)
+                del order[at]
+                if at < i:
+                    i -= 1
+                given = scheduled.pop(victim, None)
+                if given is not None:
+                    budget += given
+                    room += given + slots
+                    plan.spec.pop(victim, None)
+                self._preempt(victim, plan)
+                if victim is seq:
+                    break
+            else:
+                prefilling |= seq.prefilling
+                self._schedule_running(seq, tokens, plan)
+                scheduled[seq] = tokens
+                budget -= tokens
+                room -= tokens + slots
+                continue
+            break
+        plan.chunks = [(seq, tokens, seq.computed_tokens) for seq, tokens in scheduled.items()]
+        plan.scheduled = scheduled
+        if not plan.preempted and len(self.waiting):
+            self._admit(plan, budget, room, prefilling)
+        if self.aggregate:
+            self._regroup(plan, before)
+        else:
+            self._advance_walk(plan)
+
+    def _dissolve(self) -> list[Sequence]:
+        """Give every decode its own counters back, as they stand before the next step."""
+        members = self.decodes.dissolve()
+        in_flight = self._in_flight is not None
+        for seq in members:
+            seq.placeholders = 1 if in_flight else 0
+            seq.known_tokens = seq.computed_tokens + 1 - seq.placeholders
+        return members
+
+    def _wants(self, seq: Sequence, threshold: int, most: int) -> int:
+        """Tokens to schedule for a running sequence, 0 or less for none."""
+        if (
+            seq.placeholders > 0
+            and seq.computed_tokens + 2 - seq.placeholders >= seq.prompt_tokens + seq.output_limit
+        ):
+            return 0
+        tokens = seq.known_tokens + seq.drafts + seq.placeholders - seq.computed_tokens
+        if 0 < threshold < tokens:
+            tokens = threshold
+        return min(tokens, most, self.limits.max_model_len - seq.computed_tokens - 1)
+
+    def _fits(self, seq: Sequence, tokens: int) -> bool:
+        return self._slots_needed(seq.computed_tokens + tokens) - seq.blocks <= self.pool.free
+
+    def _victim(self, order: list[Sequence]) -> Sequence:
+        if self.limits.scheduling_policy == "priority":
+            return max(order, key=lambda seq: (seq.priority, seq.order))
+        return order[-1]
+
+    def _schedule_running(self, seq: Sequence, tokens: int, plan: StepPlan) -> None:
+        self._grow(seq, seq.computed_tokens + tokens)
+        self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
+        if seq.drafts:
+            drafts = tokens + seq.computed_tokens - seq.known_tokens - seq.placeholders
+            if drafts > 0:
+                plan.spec[seq] = min(drafts, seq.drafts)
+            seq.drafts = 0
+
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+        """Take everything from a running sequence and put it at the head of the queue."""
+        in_flight = self._in_flight
+        self.pool.release(seq.handles, seq.blocks - len(seq.handles))
+        seq.handles = []
+        seq.blocks = 0
+        seq.computed_tokens = 0
+        seq.drafts = 0
+        seq.stale = in_flight is not None and seq.scheduled_step == in_flight.number
+        seq.placeholders = 0
+        seq.preemptions += 1
+        seq.status = PREEMPTED
+        del self.running[seq.serial]
+        if seq in self.explicit:
+            self.explicit.remove(seq)
+        self.waiting.put_back(seq)
+        plan.preempted.append(seq)
+
+    def _regroup(self, plan: StepPlan, before: list[Sequence]) -> None:
+        """After a walk: those that decoded go back into the aggregate, the rest wait outside."""
+        scheduled = plan.scheduled or {}
+        decoding = [seq for seq in before if seq in scheduled]
+        paused = [seq for seq in before if seq not in scheduled]
+        chunked = set(decoding)
+        plan.chunks = [entry for entry in plan.chunks if entry[0] not in chunked]
+        late = self.limits.async_scheduling
+        for seq in paused:
+            plan.interrupted.append(seq)
+            if self._in_flight is not None:
+                self._in_flight.unsettled.append(seq)
+            if seq.status == RUNNING:
+                self.explicit.append(seq)
+        if paused:
+            self.explicit.sort(key=_serial)
+        for seq in decoding:
+            seq.computed_tokens += 1
+            seq.placeholders = 1 if late else 0
+            seq.scheduled_step = plan.number
+            plan.decodes += 1
+            plan.context_tokens += seq.computed_tokens
+            if seq.computed_tokens >= seq.last_position:
+                plan.finishing.append(seq)
+            else:
+                self.decodes.join(seq)
+        plan.finishing.sort(key=_serial)
+        if plan.chunks:
+            self._advance_chunks(plan)
+
+    def _advance_walk(self, plan: StepPlan) -> None:
+        """Move every scheduled sequence on, as vLLM does after scheduling."""
+        limits = self.limits
+        for seq, tokens, _ in plan.chunks:
+            seq.computed_tokens += tokens
+            seq.scheduled_step = plan.number
+            seq.prefilling = seq.computed_tokens < seq.known_tokens + seq.placeholders
+            if seq.prefilling:
+                continue
+            plan.emitting.add(seq)
+            if limits.async_scheduling:
+                seq.placeholders += 1 + plan.spec.get(seq, 0)
+                seq.drafts = limits.num_speculative_tokens
+
+    # ---------------------------------------------------------------- admission
+
+    def _admit(self, plan: StepPlan, budget: int, room: int, prefilling: bool = False) -> None:
+        """Let waiting sequences in while slots, tokens and blocks last; the first misfit ends it."""
+        limits, pool, waiting = self.limits, self.pool, self.waiting
+        threshold, slots = self._threshold(), limits.draft_slots
+        while budget > 0 and room > slots and len(waiting) and len(self.running) < limits.max_num_seqs:
+            seq = waiting.peek()
+            hits = self._hits(seq)
+            computed = len(hits) * limits.block_size
+            most = min(budget, room - slots)
+            tokens = seq.known_tokens - computed
+            padded = 0
+            if tokens == 1 and not prefilling and self._may_pad(plan, computed):
+                padded = limits.num_speculative_tokens
+                if 1 + padded > most:
+                    break
+                tokens += padded
+            if 0 < threshold < tokens:
+                tokens = threshold
+            if tokens > most:
+                if not limits.enable_chunked_prefill:
+                    break
+                tokens = most
+            if not self._admissible(seq, computed + tokens, hits):
+                break
+            waiting.popleft()
+            pool.share(hits)
+            seq.handles = hits
+            seq.blocks = len(hits)
+            seq.computed_tokens = computed
+            self._grow(seq, computed + tokens)
+            self._cache(seq, min(computed + tokens, seq.known_tokens))
+            (plan.admitted if seq.status == WAITING else plan.resumed).append((seq, computed))
+            seq.status = RUNNING
+            seq.serial = self._serial
+            self._serial += 1
+            self.running[seq.serial] = seq
+            plan.chunks.append((seq, tokens, computed))
+            if plan.scheduled is not None:
+                plan.scheduled[seq] = tokens
+            if padded:
+                plan.spec[seq] = padded
+            budget -= tokens
+            room -= tokens + slots
+
+    def _hits(self, seq: Sequence) -> list[int]:
+        """Cached blocks at the head of a sequence, at least its last token left to compute."""
+        limits = self.limits
+        if not limits.enable_prefix_caching:
+            return []
+        hits = self.pool.lookup(
+            seq.keys(limits.block_size, 0, (seq.known_tokens - 1) // limits.block_size)
+        )
+        if hits and limits.spec_method == "eagle":
+            hits.pop()
+        return hits
+
+    def _may_pad(self, plan: StepPlan, computed: int) -> bool:
+        """Whether a one-token admission is widened to the shape of a verification."""
+        k = self.limits.num_speculative_tokens
+        return (
+            k > 0
+            and (bool(plan.scheduled) or computed > 0)
+            and computed + 2 + k <= self.limits.max_model_len
+        )
+
+    def _admissible(self, seq: Sequence, upto: int, hits: list[int]) -> bool:
+        size = self.limits.block_size
+        free = self.pool.free
+        if self.running:
+            free -= self._watermark_blocks
+        held = len(hits) - self.pool.count_idle(hits)
+        if self.limits.scheduler_reserve_full_isl:
+            whole = min(seq.known_tokens, self.limits.max_model_len)
+            if -(-whole // size) - held > free:
+                return False
+        return max(self._slots_needed(upto), len(hits)) - held <= free
+
+    # ---------------------------------------------------------------- blocks
+
+    def _slots_needed(self, tokens: int) -> int:
+        limits = self.limits
+        tokens = min(tokens + limits.lookahead_tokens, limits.max_model_len)
+        return -(-tokens // limits.block_size)
+
+    def _grow(self, seq: Sequence, tokens: int) -> None:
+        more = self._slots_needed(tokens) - seq.blocks
+        if more > 0:
+            self.pool.take(more)
+            seq.blocks += more
+
+    def _cache(self, seq: Sequence, tokens: int) -> None:
+        """Name a sequence's full blocks up to `tokens`."""
+        if not self.limits.enable_prefix_caching:
+            return
+        full = tokens // self.limits.block_size
+        named = len(seq.handles)
+        if full > named:
+            keys = seq.keys(self.limits.block_size, named, full)
+            seq.handles.extend(self.pool.register(keys))
+
+    def _threshold(self) -> int:
+        """The cap on a long prefill, which holds only while there is somebody to starve."""
+        threshold = self.limits.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            return threshold
+        return 0
+
+    # ---------------------------------------------------------------- outputs
+
+    def _commit_aggregate(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        delivered = [(seq, 1) for seq in plan.completing]
+        for seq in plan.unsettled:
+            seq.known_tokens += 1
+            seq.stale = False
+            if seq.status == RUNNING:
+                seq.placeholders -= 1
+                self._cache(seq, seq.computed_tokens - seq.placeholders)
+        late = self.limits.async_scheduling
+        for seq in plan.finishing:
+            seq.known_tokens = seq.prompt_tokens + seq.output_limit
+            if late and seq.status == RUNNING:
+                self._cache(seq, seq.last_position)
+            self._finish(seq)
+        return delivered
+
+    def _commit_walk(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        limits = self.limits
+        delivered: list[tuple[Sequence, int]] = []
+        proposing: list[Sequence] = []
+        for seq, _ in plan.entries():
+            stale, seq.stale = seq.stale, False
+            if seq not in plan.emitting or seq.status == FINISHED:
+                continue
+            drafts = plan.spec.get(seq, 0)
+            accepted = 0
+            if drafts:
+                accepted = self._accept(seq, drafts)
+                seq.draft_tokens += drafts
+                seq.accepted_tokens += accepted
+                if not stale:
+                    seq.computed_tokens -= drafts - accepted
+                    seq.placeholders -= min(seq.placeholders, drafts - accepted)
+            new = min(1 + accepted, seq.output_limit - seq.output_tokens)
+            seq.known_tokens += new
+            delivered.append((seq, new))
+            if limits.async_scheduling and not stale:
+                seq.placeholders -= new
+                self._cache(seq, seq.computed_tokens - seq.placeholders)
+            if seq.output_tokens == seq.output_limit:
+                plan.finishing.append(seq)
+                self._finish(seq)
+            else:
+                proposing.append(seq)
+        if limits.spec_method and not limits.async_scheduling:
+            for seq in proposing:
+                seq.drafts = self._propose(seq)
+        return delivered
+
+    def _finish(self, seq: Sequence) -> None:
+        """Give a finished sequence's slot and blocks back."""
+        seq.stale = False
+        if seq.status == PREEMPTED:
+            self.waiting.remove(seq)
+        else:
+            self.pool.release(seq.handles, seq.blocks - len(seq.handles))
+            seq.handles = []
+            seq.blocks = 0
+            del self.running[seq.serial]
+        seq.status = FINISHED
+
+
+def _serial(seq: Sequence) -> int:
+    return seq.serial

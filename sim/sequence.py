@@ -1,0 +1,148 @@
+"""A request as the scheduler sees it, and the two orders in which requests wait."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from servecast.sim.request import Segments, block_keys
+
+WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
+
+
+class Sequence:
+    """Mutable state of one request inside the engine.
+
+    `output_limit` is the request's own max_tokens, cut to the model's length: requests stop by
+    length, as benchmark clients ask for with `ignore_eos`. Nothing else tells the scheduler
+    when a request will end.
+
+    While a sequence is held in the decode aggregate (`aggregated`), `computed_tokens` and
+    `known_tokens` are derived from the scheduler's tick and stand still here.
+    """
+
+    __slots__ = (
+        "accepted_tokens",
+        "admitted_ns",
+        "aggregated",
+        "arrival_ns",
+        "base",
+        "blocks",
+        "computed_tokens",
+        "draft_tokens",
+        "drafts",
+        "end_tick",
+        "first_token_ns",
+        "handles",
+        "index",
+        "klass",
+        "known_tokens",
+        "last_token_ns",
+        "order",
+        "output_limit",
+        "placeholders",
+        "preemptions",
+        "prefilling",
+        "prefix_hit_tokens",
+        "priority",
+        "prompt_tokens",
+        "scheduled_step",
+        "segment_id",
+        "serial",
+        "shared",
+        "stale",
+        "status",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        prompt_tokens: int,
+        output_limit: int,
+        *,
+        segment_id: int,
+        shared: Segments = (),
+        priority: int = 0,
+        klass: int = 0,
+        arrival_ns: int = 0,
+        order: int | None = None,
+    ) -> None:
+        self.index = index
+        self.prompt_tokens = prompt_tokens
+        self.output_limit = output_limit
+        self.segment_id = segment_id
+        self.shared = shared
+        self.priority = priority
+        self.klass = klass
+        self.arrival_ns = arrival_ns
+        #: place in the order of arrival, which breaks ties of priority
+        self.order = index if order is None else order
+        self.status = WAITING
+        self.known_tokens = prompt_tokens
+        self.computed_tokens = 0
+        self.placeholders = 0
+        self.drafts = 0
+        self.stale = False
+        self.prefilling = False
+        self.scheduled_step = -1
+        self.serial = -1
+        self.blocks = 0
+        self.handles: list[int] = []
+        self.aggregated = False
+        self.base = 0
+        self.end_tick = -1
+        self.admitted_ns = self.first_token_ns = self.last_token_ns = -1
+        self.preemptions = self.prefix_hit_tokens = 0
+        self.draft_tokens = self.accepted_tokens = 0
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens delivered so far (not while aggregated)."""
+        return self.known_tokens - self.prompt_tokens
+
+    @property
+    def last_position(self) -> int:
+        """Computed tokens once the last needed token is in flight."""
+        return self.prompt_tokens + self.output_limit - 1
+
+    def keys(self, block_size: int, start: int, stop: int) -> Seq[int]:
+        """Content keys of blocks [start, stop)."""
+        return block_keys(self.segment_id, self.shared, block_size, start, stop)
+
+
+class FCFSQueue(deque[Sequence]):
+    """First come, first served; a preempted sequence goes to the head."""
+
+    def peek(self) -> Sequence:
+        return self[0]
+
+    def put_back(self, seq: Sequence) -> None:
+        self.appendleft(seq)
+
+
+class PriorityQueue:
+    """Lowest (priority, arrival) first; a preempted sequence goes back to its place."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
+
+    def append(self, seq: Sequence) -> None:
+        heapq.heappush(self._heap, (seq.priority, seq.order, seq))
+
+    put_back = append
+
+    def peek(self) -> Sequence:
+        return self._heap[0][2]
+
+    def popleft(self) -> Sequence:
+        return heapq.heappop(self._heap)[2]
+
+    def remove(self, seq: Sequence) -> None:
+        self._heap.remove((seq.priority, seq.order, seq))
+        heapq.heapify(self._heap)
