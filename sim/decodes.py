@@ -19,6 +19,8 @@ class DecodeAggregate:
         self.tick = 0
         self.count = 0
         self.base_sum = 0
+        #: members whose blocks must be named as they fill
+        self.naming = 0
         #: members by the residue of the tick before which their last block is full
         self.buckets: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         self._ends: dict[int, list[Sequence]] = {}
@@ -35,6 +37,7 @@ class DecodeAggregate:
         seq.aggregated = True
         self.count += 1
         self.base_sum += base
+        self.naming += seq.naming
         self.buckets[-base % self.block_size][seq] = None
         end = seq.end_tick = seq.last_position - base
         ends = self._ends.get(end)
@@ -50,6 +53,7 @@ class DecodeAggregate:
         seq.aggregated = False
         self.count -= 1
         self.base_sum -= base
+        self.naming -= seq.naming
         del self.buckets[-base % self.block_size][seq]
         seq.computed_tokens = computed = base + self.tick
         seq.blocks = -(-computed // self.block_size)

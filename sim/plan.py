@@ -1,7 +1,9 @@
 """What bounds a step, and what a step was decided to be."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from servecast.sim.sequence import Sequence
 
@@ -49,6 +51,8 @@ class SchedulerLimits:
         """Input positions that a scheduled request costs beside its own tokens."""
         return 1 if self.spec_method == "draft_model" else 0
 
+_NOTHING: Mapping[Sequence, int] = MappingProxyType({})
+
 
 class StepPlan:
     """One step, or a run of `steps` steps that differ in nothing but context.
@@ -94,15 +98,16 @@ class StepPlan:
         self.context_tokens = 0
         self.chunks: list[tuple[Sequence, int, int]] = []
         self.scheduled: dict[Sequence, int] | None = None
-        self.spec: dict[Sequence, int] = {}
-        self.emitting: set[Sequence] = set()
-        self.completing: list[Sequence] = []
-        self.finishing: list[Sequence] = []
-        self.admitted: list[tuple[Sequence, int]] = []
-        self.resumed: list[tuple[Sequence, int]] = []
-        self.preempted: list[Sequence] = []
-        self.interrupted: list[Sequence] = []
-        self.unsettled: list[Sequence] = []
+        # Most steps have none of these: they share an empty tuple until somebody needs a list.
+        self.spec: Mapping[Sequence, int] = _NOTHING
+        self.emitting: Collection[Sequence] = ()
+        self.completing: SequenceABC[Sequence] = ()
+        self.finishing: SequenceABC[Sequence] = ()
+        self.admitted: SequenceABC[tuple[Sequence, int]] = ()
+        self.resumed: SequenceABC[tuple[Sequence, int]] = ()
+        self.preempted: SequenceABC[Sequence] = ()
+        self.interrupted: SequenceABC[Sequence] = ()
+        self.unsettled: SequenceABC[Sequence] = ()
 
     @property
     def empty(self) -> bool:

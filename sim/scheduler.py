@@ -43,6 +43,8 @@ class Scheduler:
     limits : vLLM's settings
     aggregate : count decodes where possible; False walks every sequence in every step
     keep_order : let every plan list its sequences in scheduling order
+    private_runs : keep text that nobody else can ask for as one run; False names every block
+    accept, propose : how many drafts are accepted, and how many are proposed next
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Scheduler:
         *,
         aggregate: bool = True,
         keep_order: bool = False,
+        private_runs: bool = True,
         accept: Acceptance = _accept_none,
         propose: Proposal | None = None,
     ) -> None:
@@ -68,6 +71,14 @@ class Scheduler:
         self.keep_order = keep_order
         self._accept = accept
         self._propose = propose or (lambda seq: limits.num_speculative_tokens)
+        # Priorities can preempt a sequence in the very step that scheduled it, and EAGLE leaves
+        # the last block of a hit: both may compute a cached block again beside the old one.
+        self._private_runs = (
+            private_runs
+            and limits.enable_prefix_caching
+            and limits.scheduling_policy == "fcfs"
+            and limits.spec_method is None
+        )
         self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
         self._in_flight: StepPlan | None = None
         self._serial = 0
@@ -77,6 +88,8 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that has just arrived."""
+        if self._private_runs and seq.shared:
+            seq.shared_blocks = seq.shared[-1][1] // self.limits.block_size
         self.waiting.append(seq)
 
     @property
@@ -117,6 +130,8 @@ class Scheduler:
         """
         if self._in_flight is plan:
             self._in_flight = None
+        if not (plan.chunks or plan.finishing or plan.unsettled):
+            return []
         return self._commit_aggregate(plan) if self.aggregate else self._commit_walk(plan)
 
     def check(self) -> None:
@@ -163,7 +178,7 @@ class Scheduler:
             self._grow(seq, seq.computed_tokens + tokens)
             self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
             plan.chunks.append((seq, tokens, seq.computed_tokens))
-        if len(self.waiting):
+        if self.waiting:
             self._admit(plan, budget, budget)
         if plan.chunks:
             self._advance_chunks(plan)
@@ -219,7 +234,7 @@ class Scheduler:
         need = len(decodes.crossing()) if steps == 1 else decodes.crossings(steps)
         if need:
             self.pool.take(need)
-        if self.limits.enable_prefix_caching:
+        if decodes.naming:
             # A block is named once its last token is known: when the step that computes it is
             # planned, or, if outputs lag a step behind, one step later.
             lag = 0 if self.limits.async_scheduling else 1
@@ -229,32 +244,44 @@ class Scheduler:
                     rounds = (steps - 1 - j) // size
                     for seq in bucket:
                         self._cache(seq, seq.base + tick + j + lag + rounds * size)
-        plan.finishing = decodes.advance(steps)
+        ended = decodes.advance(steps)
+        if ended:
+            plan.finishing = ended
 
     def _advance_chunks(self, plan: StepPlan) -> None:
         """Move explicit sequences on; those that caught up decode from now on."""
         number, late = plan.number, self.limits.async_scheduling
         still: list[Sequence] = []
+        completing: list[Sequence] = []
+        finishing: list[Sequence] = []
         for seq, tokens, _ in plan.chunks:
             seq.computed_tokens += tokens
             seq.scheduled_step = number
             if seq.computed_tokens < seq.known_tokens + seq.placeholders:
                 still.append(seq)
                 continue
-            plan.completing.append(seq)
+            completing.append(seq)
             if late:
                 seq.placeholders += 1
             if seq.computed_tokens >= seq.last_position:
-                plan.finishing.append(seq)
+                finishing.append(seq)
             else:
-                self.decodes.join(seq)
+                self._join(seq)
+        plan.completing = completing
+        if finishing:
+            plan.finishing = sorted((*plan.finishing, *finishing), key=_serial)
         if self.explicit:
             moved = {seq for seq, _, _ in plan.chunks}
             kept = [seq for seq in self.explicit if seq not in moved]
             still = sorted(kept + still, key=_serial) if kept else still
         self.explicit = still
-        if len(plan.finishing) > 1:
-            plan.finishing.sort(key=_serial)
+
+    def _join(self, seq: Sequence) -> None:
+        """Let a sequence decode in the aggregate from the next step on."""
+        seq.naming = self.limits.enable_prefix_caching and (
+            not self._private_runs or len(seq.handles) < seq.shared_blocks
+        )
+        self.decodes.join(seq)
 
     # ---------------------------------------------------------------- the walk
 
@@ -266,6 +293,8 @@ class Scheduler:
         budget = room = limits.max_num_batched_tokens
         threshold = self._threshold()
         scheduled: dict[Sequence, int] = {}
+        spec: dict[Sequence, int] = {}
+        preempted: list[Sequence] = []
         prefilling = False
         order = list(self.running.values())
         i = 0
@@ -285,13 +314,14 @@ class Scheduler:
                 if given is not None:
                     budget += given
                     room += given + slots
-                    plan.spec.pop(victim, None)
-                self._preempt(victim, plan)
+                    spec.pop(victim, None)
+                self._preempt(victim)
+                preempted.append(victim)
                 if victim is seq:
                     break
             else:
                 prefilling |= seq.prefilling
-                self._schedule_running(seq, tokens, plan)
+                self._schedule_running(seq, tokens, spec)
                 scheduled[seq] = tokens
                 budget -= tokens
                 room -= tokens + slots
@@ -299,7 +329,9 @@ class Scheduler:
             break
         plan.chunks = [(seq, tokens, seq.computed_tokens) for seq, tokens in scheduled.items()]
         plan.scheduled = scheduled
-        if not plan.preempted and len(self.waiting):
+        plan.spec = spec
+        plan.preempted = preempted
+        if not preempted and self.waiting:
             self._admit(plan, budget, room, prefilling)
         if self.aggregate:
             self._regroup(plan, before)
@@ -309,10 +341,11 @@ class Scheduler:
     def _dissolve(self) -> list[Sequence]:
         """Give every decode its own counters back, as they stand before the next step."""
         members = self.decodes.dissolve()
-        in_flight = self._in_flight is not None
+        pending = 1 if self._in_flight is not None else 0
         for seq in members:
-            seq.placeholders = 1 if in_flight else 0
-            seq.known_tokens = seq.computed_tokens + 1 - seq.placeholders
+            seq.placeholders = pending
+            seq.known_tokens = seq.computed_tokens + 1 - pending
+            self._cache(seq, seq.computed_tokens - pending)
         return members
 
     def _wants(self, seq: Sequence, threshold: int, most: int) -> int:
@@ -335,21 +368,19 @@ class Scheduler:
             return max(order, key=lambda seq: (seq.priority, seq.order))
         return order[-1]
 
-    def _schedule_running(self, seq: Sequence, tokens: int, plan: StepPlan) -> None:
+    def _schedule_running(self, seq: Sequence, tokens: int, spec: dict[Sequence, int]) -> None:
         self._grow(seq, seq.computed_tokens + tokens)
         self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
         if seq.drafts:
             drafts = tokens + seq.computed_tokens - seq.known_tokens - seq.placeholders
             if drafts > 0:
-                plan.spec[seq] = min(drafts, seq.drafts)
+                spec[seq] = min(drafts, seq.drafts)
             seq.drafts = 0
 
-    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+    def _preempt(self, seq: Sequence) -> None:
         """Take everything from a running sequence and put it at the head of the queue."""
         in_flight = self._in_flight
-        self.pool.release(seq.handles, seq.blocks - len(seq.handles))
-        seq.handles = []
-        seq.blocks = 0
+        self._release(seq)
         seq.computed_tokens = 0
         seq.drafts = 0
         seq.stale = in_flight is not None and seq.scheduled_step == in_flight.number
@@ -360,7 +391,6 @@ class Scheduler:
         if seq in self.explicit:
             self.explicit.remove(seq)
         self.waiting.put_back(seq)
-        plan.preempted.append(seq)
 
     def _regroup(self, plan: StepPlan, before: list[Sequence]) -> None:
         """After a walk: those that decoded go back into the aggregate, the rest wait outside."""
@@ -370,14 +400,13 @@ class Scheduler:
         chunked = set(decoding)
         plan.chunks = [entry for entry in plan.chunks if entry[0] not in chunked]
         late = self.limits.async_scheduling
-        for seq in paused:
-            plan.interrupted.append(seq)
-            if self._in_flight is not None:
-                self._in_flight.unsettled.append(seq)
-            if seq.status == RUNNING:
-                self.explicit.append(seq)
         if paused:
+            plan.interrupted = paused
+            if self._in_flight is not None:
+                self._in_flight.unsettled = paused
+            self.explicit += [seq for seq in paused if seq.status == RUNNING]
             self.explicit.sort(key=_serial)
+        finishing: list[Sequence] = []
         for seq in decoding:
             seq.computed_tokens += 1
             seq.placeholders = 1 if late else 0
@@ -385,37 +414,43 @@ class Scheduler:
             plan.decodes += 1
             plan.context_tokens += seq.computed_tokens
             if seq.computed_tokens >= seq.last_position:
-                plan.finishing.append(seq)
+                finishing.append(seq)
             else:
-                self.decodes.join(seq)
-        plan.finishing.sort(key=_serial)
+                self._join(seq)
+        plan.finishing = sorted(finishing, key=_serial)
         if plan.chunks:
             self._advance_chunks(plan)
 
     def _advance_walk(self, plan: StepPlan) -> None:
         """Move every scheduled sequence on, as vLLM does after scheduling."""
         limits = self.limits
+        emitting: set[Sequence] = set()
         for seq, tokens, _ in plan.chunks:
             seq.computed_tokens += tokens
             seq.scheduled_step = plan.number
             seq.prefilling = seq.computed_tokens < seq.known_tokens + seq.placeholders
             if seq.prefilling:
                 continue
-            plan.emitting.add(seq)
+            emitting.add(seq)
             if limits.async_scheduling:
                 seq.placeholders += 1 + plan.spec.get(seq, 0)
                 seq.drafts = limits.num_speculative_tokens
+        plan.emitting = emitting
 
     # ---------------------------------------------------------------- admission
 
     def _admit(self, plan: StepPlan, budget: int, room: int, prefilling: bool = False) -> None:
-        """Let waiting sequences in while slots, tokens and blocks last; the first misfit ends it."""
-        limits, pool, waiting = self.limits, self.pool, self.waiting
+        """Let waiting sequences in while slots, tokens and blocks last; a misfit ends it."""
+        limits, waiting, running = self.limits, self.waiting, self.running
+        if len(running) >= limits.max_num_seqs:
+            return
         threshold, slots = self._threshold(), limits.draft_slots
-        while budget > 0 and room > slots and len(waiting) and len(self.running) < limits.max_num_seqs:
+        admitted: list[tuple[Sequence, int]] = []
+        resumed: list[tuple[Sequence, int]] = []
+        while budget > 0 and room > slots and waiting and len(running) < limits.max_num_seqs:
             seq = waiting.peek()
-            hits = self._hits(seq)
-            computed = len(hits) * limits.block_size
+            hits, private = self._hits(seq)
+            computed = (len(hits) + private) * limits.block_size
             most = min(budget, room - slots)
             tokens = seq.known_tokens - computed
             padded = 0
@@ -430,39 +465,61 @@ class Scheduler:
                 if not limits.enable_chunked_prefill:
                     break
                 tokens = most
-            if not self._admissible(seq, computed + tokens, hits):
+            if not self._admissible(seq, computed + tokens, hits, private):
                 break
             waiting.popleft()
-            pool.share(hits)
-            seq.handles = hits
-            seq.blocks = len(hits)
-            seq.computed_tokens = computed
-            self._grow(seq, computed + tokens)
-            self._cache(seq, min(computed + tokens, seq.known_tokens))
-            (plan.admitted if seq.status == WAITING else plan.resumed).append((seq, computed))
+            self._enter(seq, computed + tokens, hits, private)
+            (admitted if seq.status == WAITING else resumed).append((seq, computed))
             seq.status = RUNNING
-            seq.serial = self._serial
-            self._serial += 1
-            self.running[seq.serial] = seq
             plan.chunks.append((seq, tokens, computed))
             if plan.scheduled is not None:
                 plan.scheduled[seq] = tokens
             if padded:
-                plan.spec[seq] = padded
+                plan.spec = {**plan.spec, seq: padded}
             budget -= tokens
             room -= tokens + slots
+        if admitted:
+            plan.admitted = admitted
+        if resumed:
+            plan.resumed = resumed
 
-    def _hits(self, seq: Sequence) -> list[int]:
-        """Cached blocks at the head of a sequence, at least its last token left to compute."""
+    def _enter(self, seq: Sequence, upto: int, hits: list[int], private: int) -> None:
+        """Give an admitted sequence its place and its blocks for tokens up to `upto`."""
+        if hits:
+            self.pool.share(hits)
+        if private:
+            self.pool.reclaim(seq.segment_id, private)
+        seq.handles = hits
+        seq.private = private
+        seq.blocks = blocks = len(hits) + private
+        seq.computed_tokens = blocks * self.limits.block_size
+        self._grow(seq, upto)
+        self._cache(seq, min(upto, seq.known_tokens))
+        seq.serial = self._serial
+        self._serial += 1
+        self.running[seq.serial] = seq
+
+    def _hits(self, seq: Sequence) -> tuple[list[int], int]:
+        """Cached blocks at the head of a sequence, at least its last token left to compute.
+
+        Returns the handles of named blocks, and how many blocks of its private run follow.
+        """
         limits = self.limits
         if not limits.enable_prefix_caching:
-            return []
-        hits = self.pool.lookup(
-            seq.keys(limits.block_size, 0, (seq.known_tokens - 1) // limits.block_size)
-        )
-        if hits and limits.spec_method == "eagle":
-            hits.pop()
-        return hits
+            return [], 0
+        most = (seq.known_tokens - 1) // limits.block_size
+        if not self._private_runs:
+            hits = self.pool.lookup(seq.keys(limits.block_size, 0, most))
+            if hits and limits.spec_method == "eagle":
+                hits.pop()
+            return hits, 0
+        shared = seq.shared_blocks
+        if not shared:
+            return [], self.pool.private_blocks(seq.segment_id)
+        hits = self.pool.lookup(seq.keys(limits.block_size, 0, min(shared, most)))
+        if len(hits) < shared:
+            return hits, 0
+        return hits, self.pool.private_blocks(seq.segment_id)
 
     def _may_pad(self, plan: StepPlan, computed: int) -> bool:
         """Whether a one-token admission is widened to the shape of a verification."""
@@ -473,17 +530,18 @@ class Scheduler:
             and computed + 2 + k <= self.limits.max_model_len
         )
 
-    def _admissible(self, seq: Sequence, upto: int, hits: list[int]) -> bool:
-        size = self.limits.block_size
+    def _admissible(self, seq: Sequence, upto: int, hits: list[int], private: int) -> bool:
+        limits = self.limits
         free = self.pool.free
         if self.running:
             free -= self._watermark_blocks
-        held = len(hits) - self.pool.count_idle(hits)
-        if self.limits.scheduler_reserve_full_isl:
-            whole = min(seq.known_tokens, self.limits.max_model_len)
-            if -(-whole // size) - held > free:
+        # A hit that lies in the free queue costs a free block all the same.
+        held = len(hits) - self.pool.count_idle(hits) if hits else 0
+        if limits.scheduler_reserve_full_isl:
+            whole = min(seq.known_tokens, limits.max_model_len)
+            if -(-whole // limits.block_size) - held > free:
                 return False
-        return max(self._slots_needed(upto), len(hits)) - held <= free
+        return max(self._slots_needed(upto), len(hits) + private) - held <= free
 
     # ---------------------------------------------------------------- blocks
 
@@ -503,10 +561,24 @@ class Scheduler:
         if not self.limits.enable_prefix_caching:
             return
         full = tokens // self.limits.block_size
+        if self._private_runs:
+            private = full - seq.shared_blocks
+            if private > seq.private:
+                seq.private = private
+            if not seq.shared_blocks:
+                return
+            full = min(full, seq.shared_blocks)
         named = len(seq.handles)
         if full > named:
             keys = seq.keys(self.limits.block_size, named, full)
             seq.handles.extend(self.pool.register(keys))
+
+    def _release(self, seq: Sequence) -> None:
+        """Give all blocks of a sequence back."""
+        blank = seq.blocks - len(seq.handles) - seq.private
+        self.pool.release(seq.handles, blank, seq.segment_id, seq.private)
+        seq.handles = []
+        seq.private = seq.blocks = 0
 
     def _threshold(self) -> int:
         """The cap on a long prefill, which holds only while there is somebody to starve."""
@@ -518,25 +590,24 @@ class Scheduler:
     # ---------------------------------------------------------------- outputs
 
     def _commit_aggregate(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        delivered = [(seq, 1) for seq in plan.completing]
         for seq in plan.unsettled:
             seq.known_tokens += 1
             seq.stale = False
             if seq.status == RUNNING:
                 seq.placeholders -= 1
                 self._cache(seq, seq.computed_tokens - seq.placeholders)
-        late = self.limits.async_scheduling
         for seq in plan.finishing:
             seq.known_tokens = seq.prompt_tokens + seq.output_limit
-            if late and seq.status == RUNNING:
+            if seq.status == RUNNING:
                 self._cache(seq, seq.last_position)
             self._finish(seq)
-        return delivered
+        return [(seq, 1) for seq in plan.completing]
 
     def _commit_walk(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
         limits = self.limits
         delivered: list[tuple[Sequence, int]] = []
         proposing: list[Sequence] = []
+        finishing: list[Sequence] = []
         for seq, _ in plan.entries():
             stale, seq.stale = seq.stale, False
             if seq not in plan.emitting or seq.status == FINISHED:
@@ -557,10 +628,11 @@ class Scheduler:
                 seq.placeholders -= new
                 self._cache(seq, seq.computed_tokens - seq.placeholders)
             if seq.output_tokens == seq.output_limit:
-                plan.finishing.append(seq)
+                finishing.append(seq)
                 self._finish(seq)
             else:
                 proposing.append(seq)
+        plan.finishing = finishing
         if limits.spec_method and not limits.async_scheduling:
             for seq in proposing:
                 seq.drafts = self._propose(seq)
@@ -572,9 +644,7 @@ class Scheduler:
         if seq.status == PREEMPTED:
             self.waiting.remove(seq)
         else:
-            self.pool.release(seq.handles, seq.blocks - len(seq.handles))
-            seq.handles = []
-            seq.blocks = 0
+            self._release(seq)
             del self.running[seq.serial]
         seq.status = FINISHED
 

@@ -38,11 +38,13 @@ class Sequence:
         "klass",
         "known_tokens",
         "last_token_ns",
+        "naming",
         "order",
         "output_limit",
         "placeholders",
         "preemptions",
         "prefilling",
+        "private",
         "prefix_hit_tokens",
         "priority",
         "prompt_tokens",
@@ -50,6 +52,7 @@ class Sequence:
         "segment_id",
         "serial",
         "shared",
+        "shared_blocks",
         "stale",
         "status",
     )
@@ -87,8 +90,14 @@ class Sequence:
         self.scheduled_step = -1
         self.serial = -1
         self.blocks = 0
+        #: named blocks, and behind them the full blocks of the private run
         self.handles: list[int] = []
+        self.private = 0
+        #: full blocks of the shared head; the scheduler sets it if it keeps private runs
+        self.shared_blocks = 0
         self.aggregated = False
+        #: whether blocks must be named as they fill, because others may ask for them
+        self.naming = False
         self.base = 0
         self.end_tick = -1
         self.admitted_ns = self.first_token_ns = self.last_token_ns = -1

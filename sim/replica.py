@@ -1,0 +1,270 @@
+"""One engine replica as a SimPy process: plan, wait, commit.
+
+The process yields once for each step, or once for a whole run of equal decode steps when nothing
+can happen in between. With asynchronous scheduling two steps are in flight: the next one is
+planned while the device works on the last.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+from simpy.events import Event
+
+from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
+from servecast.sim.plan import StepPlan
+from servecast.sim.recorder import Recorder
+from servecast.sim.scheduler import Scheduler
+from servecast.sim.sequence import FINISHED, Sequence
+from servecast.sim.trace import COMPLETED, REFUSED
+
+Durations = list[int] | npt.NDArray[np.int64]
+
+
+class _Flight:
+    """A plan under way: how long each of its steps takes, and how many of them are over."""
+
+    __slots__ = ("cost", "done", "durations_ns", "plan")
+
+    def __init__(self, plan: StepPlan, durations_ns: Durations, cost: StepCost | None) -> None:
+        self.plan = plan
+        self.durations_ns = durations_ns
+        self.cost = cost
+        self.done = 0
+
+
+class Replica:
+    """Runs a scheduler against a cost model.
+
+    Parameters
+    ----------
+    next_arrival_ns : when the next request will arrive, at the earliest
+    on_finish : told of every request that leaves
+    fast_forward : let equal decode steps pass in one event; False steps through each of them
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        cost: CostModel,
+        recorder: Recorder,
+        next_arrival_ns: Callable[[], int],
+        on_finish: Callable[[Sequence], None],
+        *,
+        fast_forward: bool = True,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.cost = cost
+        self.recorder = recorder
+        self.refusals: list[str] = []
+        self._next_arrival_ns = next_arrival_ns
+        self._on_finish = on_finish
+        self._fast_forward = fast_forward
+        self._decode_costs: dict[int, tuple[DecodeCost, int]] = {}
+        self._idle: Event | None = None
+        self._depth = 2 if scheduler.limits.async_scheduling else 1
+        self._last_commit_ns = 0
+
+    def submit(self, seq: Sequence) -> None:
+        """Take a request; one that can never run is refused as vLLM refuses it."""
+        limits = self.scheduler.limits
+        if seq.prompt_tokens >= limits.max_model_len:
+            self._refuse(
+                seq,
+                f"request {seq.index}: prompt of {seq.prompt_tokens} tokens does not fit "
+                f"max_model_len {limits.max_model_len}",
+            )
+            return
+        self.scheduler.add(seq)
+        if self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle.succeed()
+
+    def run(self) -> Generator[Event, None, None]:
+        """The process."""
+        env, scheduler, depth = self.env, self.scheduler, self._depth
+        timeout = env.timeout
+        in_flight: deque[_Flight] = deque()
+        while True:
+            if scheduler.unfinished:
+                plan = scheduler.plan()
+                if plan.admitted or plan.interrupted:
+                    self._note(plan)
+                if not plan.empty:
+                    in_flight.append(self._price(plan, in_flight))
+                    if len(in_flight) < depth:
+                        continue
+                elif not in_flight:
+                    self._refuse_head()
+                    continue
+            elif not in_flight:
+                self._idle = env.event()
+                yield self._idle
+                continue
+            until = self._reach(in_flight)
+            yield timeout(until - env.now)
+            self._pass(in_flight)
+
+    # ---------------------------------------------------------------- time
+
+    def _price(self, plan: StepPlan, in_flight: deque[_Flight]) -> _Flight:
+        """Time of a plan; of a uniform one also of the steps that may be planned alike."""
+        if plan.chunks:
+            cost = self.cost.step(_shape(plan))
+            return _Flight(plan, [cost.total_ns], cost)
+        decode, least_ns = self._decode_cost(plan.decodes)
+        alike = 0
+        if (
+            self._fast_forward
+            and len(in_flight) == self._depth - 1
+            and not (in_flight and in_flight[0].plan.finishing)
+        ):
+            alike = self.scheduler.steps_alike(plan)
+            if alike:
+                # No step is shorter than one without context: no more than these can start.
+                alike = min(alike, (self._next_arrival_ns() - self.env.now) // least_ns + 1)
+        return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1), None)
+
+    def _reach(self, in_flight: deque[_Flight]) -> int:
+        """When to wake up; the newest plan is extended over the steps planned until then.
+
+        A step is planned at the start of the one before it (of itself, without asynchronous
+        scheduling), and only if no request has arrived by then.
+        """
+        newest = in_flight[-1]
+        durations = newest.durations_ns
+        if len(in_flight) > 1:
+            oldest = in_flight[0]
+            until = self.env.now + int(oldest.durations_ns[oldest.done])
+            first = 0
+        else:
+            until = self.env.now + int(durations[newest.done])
+            first = newest.done + 1
+        last = len(durations) - (len(in_flight) > 1)
+        if first >= last:
+            return until
+        horizon = self._next_arrival_ns()
+        more = 0
+        if isinstance(durations, list):
+            for duration in durations[first:last]:
+                if until >= horizon:
+                    break
+                until += duration
+                more += 1
+        elif until < horizon:
+            ends = np.cumsum(durations[first:last])
+            more = min(int(np.searchsorted(ends, horizon - until)) + 1, last - first)
+            until += int(ends[more - 1])
+        newest.durations_ns = durations[: more + 1]
+        if more:
+            self.scheduler.extend(newest.plan, more)
+        return until
+
+    # ---------------------------------------------------------------- outputs
+
+    def _pass(self, in_flight: deque[_Flight]) -> None:
+        """Take in the steps that are over by now: the oldest plan, and all but the last step of
+        the newest."""
+        end = self.env.now
+        oldest = in_flight.popleft()
+        if in_flight:
+            newest = in_flight[0]
+            newest.done = over = len(newest.durations_ns) - 1
+            if over:
+                end -= _total(newest.durations_ns[:over])
+        plan = oldest.plan
+        durations = oldest.durations_ns
+        scheduler = self.scheduler
+        self.recorder.interval(
+            (
+                end - _total(durations),
+                end,
+                plan.steps,
+                len(scheduler.running),
+                len(scheduler.waiting),
+                sum([chunk[1] for chunk in plan.chunks]) if plan.chunks else 0,
+                plan.decodes,
+                plan.context_tokens,
+                scheduler.pool.blocks - scheduler.pool.free,
+                len(plan.preempted),
+            ),
+            durations,
+            plan.decodes,
+            oldest.cost,
+        )
+        for seq, _ in scheduler.commit(plan):
+            if seq.first_token_ns < 0:
+                seq.first_token_ns = end
+            else:
+                self.recorder.late_gap(end - seq.last_token_ns)
+            seq.last_token_ns = end
+        for seq in plan.unsettled:
+            seq.last_token_ns = end
+        for seq in plan.finishing:
+            self.recorder.request(seq, end, seq.output_tokens, COMPLETED)
+            self._on_finish(seq)
+        self._last_commit_ns = self.env.now
+
+    def _note(self, plan: StepPlan) -> None:
+        now = self.env.now
+        for seq, computed in plan.admitted:
+            seq.admitted_ns = now
+            seq.prefix_hit_tokens = computed
+        for seq in plan.interrupted:
+            seq.last_token_ns = self._last_commit_ns
+
+    def decode_cost(self, decodes: int) -> DecodeCost:
+        """Cost of decoding so many sequences."""
+        return self._decode_cost(decodes)[0]
+
+    def _decode_cost(self, decodes: int) -> tuple[DecodeCost, int]:
+        """The same, with the nanoseconds of the shortest such step."""
+        known = self._decode_costs.get(decodes)
+        if known is None:
+            cost = self.cost.decode(decodes)
+            known = self._decode_costs[decodes] = cost, max(1, int(cost.steps_ns(0, 1)[0]))
+        return known
+
+    # ---------------------------------------------------------------- what cannot run
+
+    def _refuse_head(self) -> None:
+        """Nothing runs and the head of the queue does not fit: it never will."""
+        seq = self.scheduler.waiting.popleft()
+        limits = self.scheduler.limits
+        self._refuse(
+            seq,
+            f"request {seq.index}: {seq.known_tokens} tokens do not fit the pool of "
+            f"{limits.num_gpu_blocks - 1} blocks of {limits.block_size}",
+        )
+
+    def _refuse(self, seq: Sequence, reason: str) -> None:
+        seq.status = FINISHED
+        self.refusals.append(reason)
+        self.recorder.request(seq, -1, 0, REFUSED)
+        self._on_finish(seq)
+
+
+def _shape(plan: StepPlan) -> StepShape:
+    """What a plan asks of the device; drafts under verification count as decodes."""
+    prefills: list[tuple[int, int]] = []
+    decodes = tokens = plan.decodes
+    context = plan.context_tokens
+    for seq, new, computed in plan.chunks:
+        if new == 1 + plan.spec.get(seq, 0) and computed >= seq.prompt_tokens:
+            decodes += 1
+            tokens += new
+            context += computed + new
+        else:
+            prefills.append((new, computed))
+    sampled = plan.decodes + len(plan.completing or plan.emitting)
+    return StepShape(tuple(prefills), decodes, tokens, context, sampled)
+
+
+def _total(durations_ns: Durations) -> int:
+    if isinstance(durations_ns, list):
+        return durations_ns[0] if len(durations_ns) == 1 else sum(durations_ns)
+    return int(durations_ns.sum())

@@ -1,0 +1,73 @@
+"""One run: a SimPy environment with a source of requests and an engine replica."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import simpy
+
+from servecast.costmodels.shape import CostModel
+from servecast.sim.arrivals import Source
+from servecast.sim.plan import SchedulerLimits
+from servecast.sim.recorder import Recorder
+from servecast.sim.replica import Replica
+from servecast.sim.request import RequestTable
+from servecast.sim.scheduler import Scheduler
+from servecast.sim.sequence import Sequence
+from servecast.sim.trace import Trace
+
+#: Told now and then how many requests have left.
+Progress = Callable[[int], None]
+
+PROGRESS_EVERY = 512
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its trace, and the requests that could not be served, in words."""
+
+    trace: Trace
+    refusals: tuple[str, ...]
+
+
+def simulate(
+    table: RequestTable,
+    limits: SchedulerLimits,
+    cost: CostModel,
+    *,
+    fast_forward: bool = True,
+    aggregate: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """Serve every request of `table` and return what happened.
+
+    `fast_forward` and `aggregate` choose how the same result is reached: False makes the stepped
+    reference (every step an event) and the walked one (every sequence visited in every step).
+    """
+    env = simpy.Environment()
+    recorder = Recorder()
+    scheduler = Scheduler(limits, aggregate=aggregate)
+    done = env.event()
+    total = len(table)
+
+    def on_finish(seq: Sequence) -> None:
+        source.finished(seq)
+        finished = recorder.finished
+        if progress is not None and finished % PROGRESS_EVERY == 0:
+            progress(finished)
+        if finished == total:
+            done.succeed()
+
+    replica = Replica(
+        env,
+        scheduler,
+        cost,
+        recorder,
+        lambda: source.next_ns,
+        on_finish,
+        fast_forward=fast_forward,
+    )
+    source = Source(env, table, limits.max_model_len, replica.submit)
+    env.process(replica.run())
+    env.run(until=done)
+    trace = recorder.trace(replica.decode_cost, scheduler.pool.blocks, table.class_names)
+    return Run(trace, tuple(replica.refusals))
