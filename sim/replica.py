@@ -99,7 +99,9 @@ class Replica:
                     if len(in_flight) < depth:
                         continue
                 elif not in_flight:
-                    self._refuse_head()
+                    # A step that only preempts is followed by one that can admit.
+                    if not plan.preempted:
+                        self._refuse_head()
                     continue
             elif not in_flight:
                 self._idle = env.event()
@@ -214,8 +216,10 @@ class Replica:
         for seq, computed in plan.admitted:
             seq.admitted_ns = now
             seq.prefix_hit_tokens = computed
-        for seq in plan.interrupted:
-            seq.last_token_ns = self._last_commit_ns
+        if self._depth == 1:
+            # Otherwise their last token is still in flight, and its commit will tell.
+            for seq in plan.interrupted:
+                seq.last_token_ns = self._last_commit_ns
 
     def decode_cost(self, decodes: int) -> DecodeCost:
         """Cost of decoding so many sequences."""

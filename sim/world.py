@@ -36,16 +36,18 @@ def simulate(
     *,
     fast_forward: bool = True,
     aggregate: bool = True,
+    private_runs: bool = True,
     progress: Progress | None = None,
 ) -> Run:
     """Serve every request of `table` and return what happened.
 
-    `fast_forward` and `aggregate` choose how the same result is reached: False makes the stepped
-    reference (every step an event) and the walked one (every sequence visited in every step).
+    The other switches choose how the same result is reached. `fast_forward=False` makes every
+    step an event, `aggregate=False` visits every sequence in every step, `private_runs=False`
+    names every block: the slow references that the fast way is held against.
     """
     env = simpy.Environment()
     recorder = Recorder()
-    scheduler = Scheduler(limits, aggregate=aggregate)
+    scheduler = Scheduler(limits, aggregate=aggregate, private_runs=private_runs)
     done = env.event()
     total = len(table)
 

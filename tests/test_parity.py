@@ -1,0 +1,94 @@
+"""Our schedules against vLLM's own, recorded step by step (see docs/parity.md)."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servecast.costmodels.errors import InputError
+from servecast.sim.replay import replay
+
+GOLDEN = Path(__file__).parent / "golden"
+MODES = ("plain", "tight", "prefix", "spec", "priority", "async")
+
+
+def recorded(name: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(GOLDEN / name, "rt") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def ordered(record: dict[str, Any]) -> dict[str, Any]:
+    """With dictionaries as lists of pairs: the order counts."""
+    return {k: list(v.items()) if isinstance(v, dict) else v for k, v in record.items()}
+
+
+def assert_same_schedule(entry: dict[str, Any], *, aggregate: bool) -> None:
+    steps = list(replay(entry["workload"], aggregate=aggregate, check=True))
+    for ours, theirs in zip(steps, entry["trace"], strict=True):
+        assert ordered(ours) == ordered(theirs), (entry["seed"], entry["workload"]["config"])
+
+
+@pytest.mark.parametrize("aggregate", [True, False], ids=["counted", "walked"])
+@pytest.mark.parametrize("mode", range(len(MODES)), ids=MODES)
+def test_every_step_of_the_small_workloads(mode: int, aggregate: bool) -> None:
+    entries = [e for e in recorded("small.jsonl.gz") if e["seed"] % len(MODES) == mode]
+    assert len(entries) == 30
+    for entry in entries:
+        assert_same_schedule(entry, aggregate=aggregate)
+
+
+@pytest.mark.parametrize("aggregate", [True, False], ids=["counted", "walked"])
+def test_every_step_of_the_large_workloads(aggregate: bool) -> None:
+    entries = list(recorded("large.jsonl.gz"))
+    assert len(entries) == 48
+    for entry in entries:
+        assert_same_schedule(entry, aggregate=aggregate)
+
+
+def run(config: dict[str, Any], *requests: dict[str, Any]) -> list[dict[str, Any]]:
+    named = [{"id": f"r{i}", "arrival": 0, **request} for i, request in enumerate(requests)]
+    return list(replay({"config": config, "requests": named}, check=True))
+
+
+def test_a_recorded_number_of_proposals_is_replayed() -> None:
+    """An n-gram drafter may propose fewer than k: `drafts` says how many, cyclically."""
+    steps = run(
+        {"spec": {"method": "ngram", "k": 3}},
+        {"prompt_len": 10, "output_len": 9, "accept": [3], "drafts": [0, 2]},
+    )
+    assert [step["spec"].get("r0", 0) for step in steps] == [0, 0, 2, 0, 2, 0]
+    assert [step["emitted"].get("r0", 0) for step in steps] == [1, 1, 3, 1, 3, 0]
+
+
+def test_blocks_shared_through_generated_text() -> None:
+    """A prompt that repeats what another request generated finds its blocks."""
+    generated = list(range(900, 940))
+    steps = run(
+        {"max_num_seqs": 1, "block_size": 8, "max_num_batched_tokens": 256},
+        {"prompt": list(range(16)), "output_len": 40, "output": generated},
+        {"prompt": [*range(16), *generated], "output_len": 1},
+    )
+    admitted = next(step for step in steps if "r1" in step["new"])
+    assert admitted["new"]["r1"] == 48
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "words"),
+    [
+        ({"max_num_sqs": 1}, {"prompt_len": 1, "output_len": 1}, "unknown key max_num_sqs"),
+        ({"block_size": 0}, {"prompt_len": 1, "output_len": 1}, "block_size"),
+        ({"block_size": "x"}, {"prompt_len": 1, "output_len": 1}, "config"),
+        ({}, {"prompt_len": 1}, "output_len"),
+        ({}, {"prompt_len": 0, "output_len": 1}, "must not be empty"),
+        ({}, {"prompt_len": 2000, "output_len": 1}, "max_model_len 1024"),
+    ],
+)
+def test_a_bad_workload_is_refused_in_words(
+    config: dict[str, Any], request_: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        run(config, request_)
