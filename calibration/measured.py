@@ -1,0 +1,79 @@
+"""Recorded serving runs: per-request latencies, and the error of a prediction against them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.costmodels.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+
+#: A recorded request: when it was sent (wall clock), queued, answered and done (one other clock).
+KEYS = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts", "output_toks")
+
+STATS = {"mean": None, "p50": 50.0, "p99": 99.0}
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Seconds of each request: to the first token, a further token on average, to the last."""
+
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+    e2e_s: FloatArray
+
+    @classmethod
+    def from_times(
+        cls, sent: FloatArray, first: FloatArray, last: FloatArray, outputs: FloatArray
+    ) -> "Latencies":
+        """From seconds on one clock; a request of one token has no further token."""
+        several = outputs > 1
+        return cls(
+            first - sent, ((last - first)[several]) / (outputs[several] - 1), last - sent
+        )
+
+
+def read_requests(path: Path) -> Latencies:
+    """Latencies from a `requests.jsonl` of vLLM's own time stamps.
+
+    Raises InputError naming file, line and key for anything that is not one.
+    """
+    rows: list[list[float]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            rows.append([float(record[key]) for key in KEYS])
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path}:{number}: not a recorded request: {error!r}") from None
+    if not rows:
+        raise InputError(f"{path}: no requests")
+    columns = dict(zip(KEYS, np.array(rows).T, strict=True))
+    return Latencies.from_times(
+        columns["queued_ts"],
+        columns["first_token_ts"],
+        columns["last_token_ts"],
+        columns["output_toks"],
+    )
+
+
+def errors(measured: Latencies, predicted: Latencies) -> dict[str, Mapping[str, float]]:
+    """Relative error (predicted / measured - 1) of each metric's mean, p50 and p99."""
+    return {
+        metric: {
+            stat: _stat(getattr(predicted, metric), q) / _stat(getattr(measured, metric), q) - 1
+            for stat, q in STATS.items()
+        }
+        for metric in ("ttft_s", "tpot_s", "e2e_s")
+    }
+
+
+def _stat(values: FloatArray, percentile: float | None) -> float:
+    return float(values.mean() if percentile is None else np.percentile(values, percentile))

@@ -1,0 +1,30 @@
+"""The coefficients that turn a device's datasheet into time."""
+
+from dataclasses import dataclass, field
+
+from servecast.costmodels.efficiency import Efficiency
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What calibration knows of a device and an engine.
+
+    Attributes
+    ----------
+    efficiency : how far kernels stay below the datasheet
+    host_step_s : scheduling, input preparation and output handling of one step, on the CPU.
+        The default is the overhead a step published with the H100 fits of specdecode-bench,
+        1.21 ms
+    """
+
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    host_step_s: float = 1.21e-3
+
+    @property
+    def label(self) -> str:
+        """What a report says of these figures."""
+        return self.efficiency.label
+
+
+#: Used for every device that has no measured profile.
+GENERIC = Profile()

@@ -1,0 +1,211 @@
+"""From a scenario to the parts that simulate it: vLLM's defaults filled in, memory planned."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from servecast.calibration.profile import GENERIC, Profile
+from servecast.costmodels.catalogue import GIB, load_hardware, load_model
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.graphs import capture_sizes
+from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
+from servecast.costmodels.quantization import with_quantization
+from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
+from servecast.scenarios.load import LoadedScenario
+from servecast.scenarios.schema import Engine
+from servecast.sim.plan import SchedulerLimits
+
+KV_BYTES = {"fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "bfloat16": 2.0, "float16": 2.0}
+
+#: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults),
+#: by kind of device and, for GPUs, by memory.
+LARGE_GPU = (16_384, 1024)
+H100_CLASS = (8192, 1024)
+OTHER_GPU = (2048, 256)
+CPU = (2048, 128)
+TPU = {"tpu-v5e": (512, 256), "tpu-v6e": (1024, 256)}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One replica, ready to simulate.
+
+    Attributes
+    ----------
+    engine : every flag with its value, defaults resolved
+    memory : the predicted start-up
+    """
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    parallel: Parallelism
+    engine: dict[str, Any]
+    memory: MemoryPlan
+    limits: SchedulerLimits
+    cost: Roofline
+    profile: Profile
+
+
+def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
+    """Resolve, plan and assemble.
+
+    Raises InputError, naming the file, for whatever vLLM would refuse at start-up: a model that
+    does not fit (by how much), a split or a block size it does not support, flags that
+    contradict each other.
+    """
+    scenario = loaded.scenario
+    try:
+        hardware = load_hardware(_path(scenario.hardware, loaded.path))
+        model = load_model(_path(scenario.model, loaded.path))
+        engine = resolve(scenario.engine, model, hardware)
+        return _assemble(model, hardware, engine, profile)
+    except InputError as error:
+        where = str(loaded.path)
+        raise error if str(error).startswith(where) else InputError(f"{where}: {error}") from None
+
+
+def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str, Any]:
+    """All engine flags, with the defaults of `vllm serve` 0.32 on this hardware."""
+    world = (flags.tensor_parallel_size or 1) * (flags.pipeline_parallel_size or 1)
+    tokens, seqs = _batch_defaults(hardware, world)
+    chosen = {key: value for key, value in flags.model_dump().items() if value is not None}
+    engine = {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": tokens,
+        "block_size": hardware.default_block_size,
+        "gpu_memory_utilization": EngineMemory.gpu_memory_utilization,
+        "max_model_len": model.max_position_embeddings,
+        "num_gpu_blocks_override": None,
+        "enable_prefix_caching": model.linear is None,
+        "enable_chunked_prefill": True,
+        "long_prefill_token_threshold": 0,
+        "scheduling_policy": "fcfs",
+        "kv_cache_dtype": "auto",
+        "quantization": model.quantization.method if model.quantization else None,
+        "dtype": "auto",
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "enforce_eager": hardware.kind != "gpu",
+        "async_scheduling": hardware.kind == "gpu" and (flags.pipeline_parallel_size or 1) == 1,
+        "watermark": 0.0,
+        "scheduler_reserve_full_isl": True,
+    } | chosen
+    if flags.max_num_batched_tokens is None:
+        if not engine["enable_chunked_prefill"]:
+            tokens = max(engine["max_model_len"], tokens)
+        tokens = min(engine["max_num_seqs"] * engine["max_model_len"], tokens)
+        engine["max_num_batched_tokens"] = tokens
+    if flags.max_num_seqs is None:
+        engine["max_num_seqs"] = min(seqs, engine["max_num_batched_tokens"])
+    _check(engine, model)
+    return engine
+
+
+def _batch_defaults(hardware: HardwareSpec, world: int) -> tuple[int, int]:
+    if hardware.kind == "cpu":
+        return CPU[0] * world, CPU[1] * world
+    if hardware.name in TPU:
+        return TPU[hardware.name]
+    if hardware.memory_bytes >= 160 * GIB:
+        return LARGE_GPU
+    if hardware.memory_bytes >= 70 * GIB and not hardware.name.startswith("a100"):
+        return H100_CLASS
+    return OTHER_GPU
+
+
+def _check(engine: dict[str, Any], model: ModelSpec) -> None:
+    tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
+    if tokens < seqs:
+        raise InputError(f"engine.max_num_batched_tokens: {tokens} is below max_num_seqs ({seqs})")
+    if not engine["enable_chunked_prefill"] and tokens < engine["max_model_len"]:
+        raise InputError(
+            f"engine.max_num_batched_tokens: {tokens} is below max_model_len "
+            f"({engine['max_model_len']}) and enable_chunked_prefill is false"
+        )
+    longest = model.max_position_embeddings
+    if engine["max_model_len"] > longest:
+        raise InputError(
+            f"engine.max_model_len: {engine['max_model_len']} is above the "
+            f"{longest} positions of {model.name}"
+        )
+
+
+def _assemble(
+    model: ModelSpec, hardware: HardwareSpec, engine: dict[str, Any], profile: Profile
+) -> Deployment:
+    if engine["dtype"] != "auto":
+        model = replace(model, dtype=engine["dtype"])
+    if engine["quantization"] is not None:
+        model = with_quantization(model, engine["quantization"])
+    parallel = Parallelism(engine["tensor_parallel_size"], engine["pipeline_parallel_size"])
+    kv_bytes = kv_dtype_bytes(engine["kv_cache_dtype"], model)
+    memory = plan_memory(
+        model,
+        hardware,
+        EngineMemory(
+            gpu_memory_utilization=engine["gpu_memory_utilization"],
+            block_size=engine["block_size"],
+            max_num_seqs=engine["max_num_seqs"],
+            max_num_batched_tokens=engine["max_num_batched_tokens"],
+            max_model_len=engine["max_model_len"],
+            kv_dtype_bytes=kv_bytes,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            enforce_eager=engine["enforce_eager"],
+            num_gpu_blocks_override=engine["num_gpu_blocks_override"],
+        ),
+    )
+    if not memory.fits:
+        raise InputError(f"{model.name} on {parallel.devices} x {hardware.name} {memory.explain()}")
+    sizes = (
+        ()
+        if engine["enforce_eager"]
+        else capture_sizes(engine["max_num_seqs"], engine["max_num_batched_tokens"])
+    )
+    cost = Roofline(
+        model=model,
+        hardware=hardware,
+        parallel=parallel,
+        kv_dtype_bytes=kv_bytes,
+        efficiency=profile.efficiency,
+        host_s=profile.host_step_s,
+        async_scheduling=engine["async_scheduling"],
+        cuda_graph_sizes=sizes,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        block_size=engine["block_size"],
+        num_gpu_blocks=memory.blocks,
+        max_model_len=engine["max_model_len"],
+        enable_chunked_prefill=engine["enable_chunked_prefill"],
+        enable_prefix_caching=engine["enable_prefix_caching"],
+        scheduling_policy=engine["scheduling_policy"],
+        long_prefill_token_threshold=engine["long_prefill_token_threshold"],
+        watermark=engine["watermark"],
+        scheduler_reserve_full_isl=engine["scheduler_reserve_full_isl"],
+        async_scheduling=engine["async_scheduling"],
+    )
+    return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
+
+
+def kv_dtype_bytes(kv_cache_dtype: str, model: ModelSpec) -> float:
+    """Bytes of one number in the KV cache; "auto" is the checkpoint's own choice."""
+    if kv_cache_dtype == "auto":
+        kv_cache_dtype = model.kv_cache_dtype
+    return KV_BYTES.get(kv_cache_dtype, float(model.dtype_bytes))
+
+
+def _path(name: str, scenario: Path) -> str:
+    """Relative paths start at the scenario's folder; catalogue names stay as they are."""
+    if name.endswith((".json", ".yaml", ".yml")):
+        return str(scenario.parent / name)
+    return name
+
+
+def memory_summary(memory: MemoryPlan) -> dict[str, int]:
+    """The memory block of `summary.json`."""
+    wanted = ("weights", "activation", "graph", "other", "kv", "total")
+    plan = asdict(memory)
+    return {f"{name}_bytes": plan[f"{name}_bytes"] for name in wanted}

@@ -1,0 +1,182 @@
+"""The command line: results on stdout, progress and diagnostics on stderr.
+
+Bad input ends with exit code 2 and one line; Ctrl-C with 130. Heavy libraries are imported by the
+command that needs them.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from servecast.costmodels.errors import InputError
+
+if TYPE_CHECKING:
+    from servecast.scenarios.run import Progress, Result
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A dry run of an LLM server before it is deployed.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from servecast.scenarios.run import servecast_version
+
+        typer.echo(f"servecast {servecast_version()}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for summary.json, requests/steps.parquet and report.html."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print summary.json on stdout.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as engine.block_size."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")] = None,
+    replications: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Runs with different seeds; gives intervals.")
+    ] = 1,
+) -> None:
+    """Simulate one deployment and say how it serves its load."""
+    from servecast.scenarios.load import load_scenario
+    from servecast.scenarios.run import run as run_scenario
+
+    loaded = load_scenario(scenario, set_ or ())
+    if out is not None:
+        _check_folder(out)
+    with _progress() as progress:
+        result = run_scenario(loaded, seed=seed, replications=replications, progress=progress)
+    for warning in result.facts.warnings:
+        typer.echo(f"servecast: warning: {warning}", err=True)
+    if out is not None:
+        _write(result, out)
+    if json:
+        typer.echo(_json(result.summary), nl=False)
+    else:
+        from rich.console import Console
+
+        from servecast.reports.console import render
+
+        Console().print(render(result.summary, result.facts))
+
+
+@app.command()
+def schedule(
+    workload: Annotated[Path, typer.Argument(help="Workload (.json) or many (.jsonl, .jsonl.gz).")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Trace file; stdout by default.")
+    ] = None,
+) -> None:
+    """Schedule workloads with step-numbered arrivals, for comparison with vLLM's own schedules."""
+    from servecast.scenarios.schedule import schedule_file
+
+    if output is None:
+        schedule_file(workload, sys.stdout)
+        return
+    from servecast.reports.files import atomic_write
+
+    with atomic_write(output) as aside, aside.open("w", encoding="utf-8") as file:
+        schedule_file(workload, file)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a scenario, for editors."""
+    from servecast.scenarios.load import to_json_schema
+
+    typer.echo(_json(to_json_schema()), nl=False)
+
+
+@app.command()
+def models() -> None:
+    """List the models and devices of the catalogue."""
+    from servecast.costmodels.catalogue import hardware_names, model_names
+
+    typer.echo("models:")
+    for name in model_names():
+        typer.echo(f"  {name}")
+    typer.echo("hardware:")
+    for name in hardware_names():
+        typer.echo(f"  {name}")
+
+
+def _check_folder(out: Path) -> None:
+    """Fail before the simulation, not after it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}") from None
+
+
+def _write(result: "Result", out: Path) -> None:
+    from servecast.reports.files import write_text
+    from servecast.reports.html import render_report
+    from servecast.reports.tables import write_requests, write_steps
+
+    write_text(out / "summary.json", _json(result.summary))
+    write_requests(result.trace, out / "requests.parquet")
+    write_steps(result.trace, out / "steps.parquet")
+    write_text(out / "report.html", render_report(result.summary, result.facts, result.trace))
+
+
+def _json(value: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+@contextmanager
+def _progress() -> "Iterator[Progress | None]":
+    """A bar on stderr that only a run of some seconds ever shows."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    bar = Progress(
+        "requests",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("requests", total=None)
+    with bar:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        app()
+    except InputError as error:
+        typer.echo(f"servecast: error: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does.
+        sys.stderr.close()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Run a scenario: once, or several times with other seeds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from servecast.reports.metrics import RunFacts, merge_replications, summarise
+from servecast.scenarios.build import Deployment, build, memory_summary
+from servecast.scenarios.load import LoadedScenario
+from servecast.scenarios.workload import build_requests
+from servecast.sim.trace import Trace
+from servecast.sim.world import simulate
+
+#: Told how many requests are done, of how many, over all replications.
+Progress = Callable[[int, int], None]
+
+#: Refused requests are counted in the summary; this many are told in words.
+REFUSALS_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run answers.
+
+    Attributes
+    ----------
+    summary : `summary.json`; with several replications their means carry intervals
+    facts : what was simulated
+    trace : of the first replication
+    """
+
+    summary: dict[str, Any]
+    facts: RunFacts
+    trace: Trace
+
+
+def run(
+    loaded: LoadedScenario,
+    *,
+    seed: int | None = None,
+    replications: int = 1,
+    progress: Progress | None = None,
+) -> Result:
+    """Simulate `replications` runs with seeds `seed`, `seed + 1`, ... (the scenario's by default).
+
+    Raises InputError for anything that keeps the scenario from running.
+    """
+    deployment = build(loaded)
+    first = loaded.scenario.seed if seed is None else seed
+    results = [
+        _replicate(loaded, deployment, first + i, i, replications, progress)
+        for i in range(replications)
+    ]
+    summary, facts, trace = results[0]
+    if replications > 1:
+        summary = merge_replications([result[0] for result in results])
+    return Result(summary, facts, trace)
+
+
+def _replicate(
+    loaded: LoadedScenario,
+    deployment: Deployment,
+    seed: int,
+    number: int,
+    replications: int,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], RunFacts, Trace]:
+    warnings: list[str] = []
+    table = build_requests(loaded.scenario, loaded.path.parent, seed, warnings.append)
+    tell = None
+    if progress is not None:
+        before, total, report = number * len(table), replications * len(table), progress
+
+        def tell(done: int) -> None:
+            report(before + done, total)
+
+    finished = simulate(table, deployment.limits, deployment.cost, progress=tell)
+    warnings.extend(finished.refusals[:REFUSALS_TOLD])
+    if len(finished.refusals) > REFUSALS_TOLD:
+        warnings.append(f"{len(finished.refusals)} requests refused in all")
+    facts = run_facts(loaded, deployment, seed, tuple(warnings))
+    return summarise(finished.trace, facts), facts, finished.trace
+
+
+def run_facts(
+    loaded: LoadedScenario, deployment: Deployment, seed: int, warnings: tuple[str, ...] = ()
+) -> RunFacts:
+    """What the summary and the report need to know beside the trace."""
+    scenario, hardware, memory = loaded.scenario, deployment.hardware, deployment.memory
+    price = scenario.price_per_hour
+    return RunFacts(
+        name=scenario.name,
+        model=deployment.model.name,
+        hardware=hardware.name,
+        devices=deployment.parallel.devices,
+        block_size=memory.block_size,
+        kv_bytes_per_token=memory.kv_bytes_per_token,
+        memory=memory_summary(memory),
+        peak_flops_per_s=hardware.peak_flops_per_s(
+            deployment.model.quantization.compute if deployment.model.quantization else "16bit"
+        ),
+        bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
+        sla=dict(scenario.sla),
+        price_per_hour=hardware.price_per_hour if price is None else price,
+        version=servecast_version(),
+        scenario_sha256=loaded.sha256,
+        calibration=deployment.profile.label,
+        seed=seed,
+        engine=deployment.engine,
+        warnings=warnings,
+    )
+
+
+def servecast_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("servecast")
+    except PackageNotFoundError:
+        return "uninstalled"

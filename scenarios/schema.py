@@ -1,0 +1,481 @@
+"""What may stand in a scenario: the one module that knows pydantic.
+
+Every field says what it means and in which unit; the scenario reference and the JSON schema
+are made from these descriptions. A choice is a `kind:` here and one entry in the module that
+acts on it. `None` under `engine:` means vLLM's default for the hardware, resolved elsewhere.
+"""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from servecast.scenarios.slas import CLAUSE_NAMES, describe, parse_clause
+
+#: Ten years: beyond it nanoseconds would come near the range of int64.
+MAX_SECONDS = 315_360_000.0
+MAX_REQUESTS = 10_000_000
+MAX_TOKENS = 10_000_000
+
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
+Real = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
+Rate = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Pause = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+def _fault(key: str, message: str) -> PydanticCustomError:
+    """An error of a whole block that belongs to one of its keys; `load` reads `key` back."""
+    return PydanticCustomError("at_key", "{message}", {"key": key, "message": message})
+
+
+class Model(BaseModel):
+    """Base of all blocks: read once, never changed, no key unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Engine(Model):
+    """vLLM's flags under their own names; a key left out or null takes vLLM's default."""
+
+    max_num_seqs: Count | None = Field(default=None, description="Sequences running at most.")
+    max_num_batched_tokens: Tokens | None = Field(
+        default=None, description="Tokens of one step at most."
+    )
+    block_size: Tokens | None = Field(default=None, description="Tokens of one KV cache block.")
+    gpu_memory_utilization: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None, description="Share of device memory that vLLM may use, 0 to 1."
+    )
+    max_model_len: Tokens | None = Field(
+        default=None, description="Tokens of prompt and output of one request at most."
+    )
+    num_gpu_blocks_override: Count | None = Field(
+        default=None, description="KV cache blocks of the pool, in place of the memory prediction."
+    )
+    enable_prefix_caching: Flag | None = Field(
+        default=None,
+        description="Keep finished blocks and reuse them for prompts that begin alike.",
+    )
+    enable_chunked_prefill: Flag | None = Field(
+        default=None, description="Let a prompt be computed over several steps."
+    )
+    long_prefill_token_threshold: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None,
+        description="Prompt tokens of one request in one step at most; 0 for no limit.",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] | None = Field(
+        default=None,
+        description="Order of the waiting queue: first come first served, or priority.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16"] | None = (
+        Field(default=None, description="Number format of the KV cache.")
+    )
+    quantization: Name | None = Field(
+        default=None, description="Weight quantisation method, such as fp8, awq, gptq or mxfp4."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = Field(
+        default=None, description="Number format of weights and activations."
+    )
+    tensor_parallel_size: Count | None = Field(
+        default=None, description="Devices each layer is split over."
+    )
+    pipeline_parallel_size: Count | None = Field(
+        default=None, description="Groups of devices the layers are split over."
+    )
+    enforce_eager: Flag | None = Field(default=None, description="Run without CUDA graphs.")
+    async_scheduling: Flag | None = Field(
+        default=None, description="Plan the next step while the device computes this one."
+    )
+    watermark: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = Field(
+        default=None, description="Share of KV blocks kept free when a request is admitted, 0 to 1."
+    )
+    scheduler_reserve_full_isl: Flag | None = Field(
+        default=None, description="Admit a prompt only if blocks for all of it are free."
+    )
+
+    @model_validator(mode="after")
+    def _budget_holds_the_batch(self) -> Self:
+        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if budget is not None and seqs is not None and budget < seqs:
+            raise _fault(
+                "max_num_batched_tokens", f"must be at least max_num_seqs ({seqs}), got {budget}"
+            )
+        return self
+
+
+class Stage(Model):
+    """A stretch of time with one rate."""
+
+    rate_per_s: Rate = Field(description="Mean arrivals per second.")
+    duration_s: Seconds = Field(description="Length of the stage, seconds.")
+
+
+class _Bounded(Model):
+    """An open loop that ends after so many requests or so much time."""
+
+    requests: Count | None = Field(default=None, description="Arrivals in all; or give duration_s.")
+    duration_s: Seconds | None = Field(
+        default=None, description="Arrivals stop after this time, seconds; or give requests."
+    )
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if getattr(self, "stages", None) is None and (
+            (self.requests is None) == (self.duration_s is None)
+        ):
+            raise _fault("requests", "give exactly one of requests and duration_s")
+        return self
+
+
+class _Renewal(_Bounded):
+    """Independent gaps around one rate, or around a rate that changes by stages."""
+
+    rate_per_s: Rate | None = Field(default=None, description="Mean arrivals per second.")
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=100_000)] | None = Field(
+        default=None, description="Rates one after another, in place of rate_per_s and an end."
+    )
+
+    @model_validator(mode="after")
+    def _rate_or_stages(self) -> Self:
+        if self.stages is None and self.rate_per_s is None:
+            raise _fault("rate_per_s", "required key is missing (or give stages)")
+        if self.stages is not None:
+            for key in ("rate_per_s", "requests", "duration_s"):
+                if getattr(self, key) is not None:
+                    raise _fault(key, "not together with stages, which set rate and duration")
+        return self
+
+
+class Poisson(_Renewal):
+    """Independent users: exponential gaps."""
+
+    kind: Literal["poisson"] = Field(description="Exponential gaps.")
+
+
+class Gamma(_Renewal):
+    """Burstier (cv > 1) or smoother (cv < 1) than Poisson."""
+
+    kind: Literal["gamma"] = Field(description="Gamma-distributed gaps.")
+    cv: Annotated[float, Field(strict=True, ge=0.01, le=100)] = Field(
+        description="Coefficient of variation of the gaps; 1 is Poisson."
+    )
+
+
+class Constant(_Renewal):
+    """Evenly spaced, the first at time 0."""
+
+    kind: Literal["constant"] = Field(description="Equal gaps.")
+
+
+class OnOff(_Bounded):
+    """Poisson arrivals whose rate alternates between two values."""
+
+    kind: Literal["on_off"] = Field(description="A busy and a quiet phase in turn.")
+    rate_per_s: Rate = Field(description="Mean arrivals per second while on.")
+    off_rate_per_s: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
+        default=0.0, description="Mean arrivals per second while off."
+    )
+    on_s: Seconds = Field(description="Length of the busy phase, which comes first, seconds.")
+    off_s: Seconds = Field(description="Length of the quiet phase, seconds.")
+
+
+class Diurnal(_Bounded):
+    """Poisson arrivals whose rate follows a sine over the day."""
+
+    kind: Literal["diurnal"] = Field(description="A rate that swings with the time of day.")
+    rate_per_s: Rate = Field(description="Mean arrivals per second over a whole period.")
+    amplitude: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
+        default=0.5, description="Swing as a share of the mean rate: peak = rate * (1 + amplitude)."
+    )
+    period_s: Seconds = Field(default=86_400.0, description="Time from peak to peak, seconds.")
+    peak_s: Pause | None = Field(
+        default=None, description="When the peak comes, seconds; half a period when left out."
+    )
+
+
+class ClosedLoop(Model):
+    """Clients that each wait for their answer before they send again."""
+
+    kind: Literal["closed_loop"] = Field(description="A fixed number of clients.")
+    concurrency: Count = Field(description="Clients, each with one request in flight.")
+    requests: Count = Field(description="Requests of all clients together.")
+    think_time_s: Pause = Field(
+        default=0.0,
+        description="Time between an answer's end and the client's next request, seconds.",
+    )
+
+
+class Burst(Model):
+    """Many requests at one instant."""
+
+    kind: Literal["burst"] = Field(description="Requests that arrive together.")
+    requests: Count = Field(description="Requests in all.")
+    size: Count | None = Field(
+        default=None, description="Requests of one burst; all when left out."
+    )
+    interval_s: Seconds | None = Field(
+        default=None, description="Time from burst to burst, seconds; needed with size."
+    )
+
+    @model_validator(mode="after")
+    def _size_and_interval(self) -> Self:
+        if (self.size is None) != (self.interval_s is None):
+            missing = "size" if self.size is None else "interval_s"
+            raise _fault(missing, "give size and interval_s together")
+        return self
+
+
+TraceFormat = Literal["auto", "azure", "mooncake", "burstgpt", "sharegpt", "requests", "plain"]
+
+
+class TraceArrivals(Model):
+    """A recorded load, with its own lengths and shared prefixes."""
+
+    kind: Literal["trace"] = Field(description="Arrivals read from a file.")
+    path: Name = Field(description="CSV or JSONL file, relative to the scenario's folder.")
+    format: TraceFormat = Field(
+        default="auto", description="Layout of the file; auto: by its content."
+    )
+    limit: Count | None = Field(default=None, description="Use the first so many requests.")
+    rate_scale: Real = Field(default=1.0, description="Speed of replay: 2 halves every gap.")
+
+
+Arrivals = Annotated[
+    Poisson | Gamma | Constant | OnOff | Diurnal | ClosedLoop | Burst | TraceArrivals,
+    Field(discriminator="kind"),
+]
+
+
+class FixedLengths(Model):
+    """All requests alike."""
+
+    kind: Literal["fixed"] = Field(description="The same lengths for every request.")
+    input_tokens: Tokens = Field(description="Prompt tokens, after a shared prefix.")
+    output_tokens: Tokens = Field(description="Generated tokens.")
+
+
+class TokenRange(Model):
+    """Whole numbers from min to max, all equally likely."""
+
+    min: Tokens = Field(description="Fewest tokens.")
+    max: Tokens = Field(description="Most tokens.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise _fault("max", f"must be at least min ({self.min}), got {self.max}")
+        return self
+
+
+class UniformLengths(Model):
+    """Prompt and output drawn evenly from ranges, independently."""
+
+    kind: Literal["uniform"] = Field(description="Evenly from a range.")
+    input_tokens: TokenRange = Field(description="Prompt tokens, after a shared prefix.")
+    output_tokens: TokenRange = Field(description="Generated tokens.")
+
+
+class Lognormal(Model):
+    """A long-tailed length: give median or mean, and sigma or p95; draws are cut to [min, max]."""
+
+    median: Real | None = Field(default=None, description="Half the draws are below, tokens.")
+    mean: Real | None = Field(default=None, description="Mean before the cut, tokens.")
+    sigma: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
+        default=None, description="Standard deviation of the logarithm."
+    )
+    p95: Real | None = Field(default=None, description="95 % of the draws are below, tokens.")
+    min: Tokens = Field(default=1, description="Shorter draws become this long, tokens.")
+    max: Tokens = Field(default=MAX_TOKENS, description="Longer draws become this long, tokens.")
+
+    @model_validator(mode="after")
+    def _determined(self) -> Self:
+        for one, other in (("median", "mean"), ("sigma", "p95")):
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                raise _fault(one, f"give exactly one of {one} and {other}")
+        if self.max < self.min:
+            raise _fault("max", f"must be at least min ({self.min}), got {self.max}")
+        if self.p95 is not None:
+            middle = "median" if self.median is not None else "mean"
+            value = self.median or self.mean or 0.0
+            # exp(1.645^2 / 2) is the largest p95 / mean of any lognormal.
+            if self.p95 < value or (middle == "mean" and self.p95 > 3.868 * value):
+                limit = "" if self.p95 < value else " and at most 3.868 times it"
+                raise _fault("p95", f"must be at least {middle} ({value:g}){limit}")
+        return self
+
+
+class LognormalLengths(Model):
+    """Prompt and output lognormal, independently."""
+
+    kind: Literal["lognormal"] = Field(description="Many short, a few very long.")
+    input_tokens: Lognormal = Field(description="Prompt tokens, after a shared prefix.")
+    output_tokens: Lognormal = Field(description="Generated tokens.")
+
+
+def _check_quantiles(table: dict[str, int]) -> dict[str, int]:
+    if not {"p0", "p100"} <= table.keys():
+        raise ValueError("a quantile table needs p0 (shortest) and p100 (longest)")
+    points = sorted((float(key[1:]), value) for key, value in table.items())
+    if len({q for q, _ in points}) < len(points) or points[-1][0] > 100:
+        raise ValueError("quantiles must differ and lie between p0 and p100")
+    for (low, shorter), (high, longer) in pairwise(points):
+        if longer < shorter:
+            raise ValueError(f"p{high:g} ({longer}) must not be below p{low:g} ({shorter})")
+    return table
+
+
+QuantileKey = Annotated[str, Field(pattern=r"^p[0-9]{1,3}(\.[0-9]{1,6})?$")]
+Quantiles = Annotated[dict[QuantileKey, Tokens], AfterValidator(_check_quantiles)]
+
+
+class EmpiricalLengths(Model):
+    """Prompt and output from tables of quantiles, independently; straight lines in log tokens."""
+
+    kind: Literal["empirical"] = Field(description="From measured quantiles.")
+    input_tokens: Quantiles = Field(
+        description="Prompt tokens by percentile: {p0: 2, p50: 1020, p99: 4142, p100: 14050}."
+    )
+    output_tokens: Quantiles = Field(description="Generated tokens by percentile.")
+
+
+class TraceLengths(Model):
+    """Pairs of prompt and output drawn again and again from a recorded load."""
+
+    kind: Literal["trace"] = Field(description="Resampled from a file.")
+    path: Name = Field(description="CSV or JSONL file, relative to the scenario's folder.")
+    format: TraceFormat = Field(
+        default="auto", description="Layout of the file; auto: by its content."
+    )
+
+
+Lengths = Annotated[
+    FixedLengths | UniformLengths | LognormalLengths | EmpiricalLengths | TraceLengths,
+    Field(discriminator="kind"),
+]
+
+
+class Prefixes(Model):
+    """Prompts that begin alike: groups of them share their first tokens."""
+
+    groups: Count = Field(description="Different prefixes (system prompts, documents).")
+    prefix_tokens: Tokens = Field(description="Length of each prefix; input_tokens follow it.")
+    prompts_per_group: Count | None = Field(
+        default=None,
+        description="Fixed prompts of a group, drawn again and again; "
+        "when left out every request asks something new after the prefix.",
+    )
+
+
+class Sessions(Model):
+    """Conversations: each turn's prompt is all that was said before, and its own input."""
+
+    turns: Count = Field(description="Turns of a session (their mean, if geometric).")
+    turns_distribution: Literal["fixed", "geometric"] = Field(
+        default="fixed", description="How the number of turns varies from session to session."
+    )
+    think_time_s: Pause = Field(
+        default=0.0, description="Time from an answer's end to the next turn, seconds (mean)."
+    )
+    think_time_distribution: Literal["fixed", "exponential"] = Field(
+        default="fixed", description="How the think time varies from turn to turn."
+    )
+
+
+class RequestClass(Model):
+    """One of several kinds of request in the same stream."""
+
+    name: Name = Field(description="Label in the results.")
+    weight: Real = Field(description="Share of the requests, relative to the other classes.")
+    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = Field(
+        default=0, description="vLLM's priority, lower first (scheduling_policy: priority)."
+    )
+    lengths: Lengths | None = Field(
+        default=None, description="Own lengths, in place of the workload's."
+    )
+
+
+class Workload(Model):
+    """What arrives, when, how long, and what it shares."""
+
+    arrivals: Arrivals = Field(description="When requests (or sessions) arrive.")
+    lengths: Lengths | None = Field(
+        default=None, description="Prompt and output lengths; a trace of arrivals brings its own."
+    )
+    prefixes: Prefixes | None = Field(
+        default=None, description="Prompts that share their beginning."
+    )
+    sessions: Sessions | None = Field(
+        default=None,
+        description="Conversations; each arrival then opens one, and requests counts them.",
+    )
+    classes: Annotated[tuple[RequestClass, ...], Field(min_length=1, max_length=100)] | None = (
+        Field(default=None, description="Kinds of request mixed at random by weight.")
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        replay = self.arrivals.kind == "trace"
+        for key in ("prefixes", "sessions") if replay else ():
+            if getattr(self, key) is not None:
+                raise _fault(key, "not together with a trace of arrivals, which brings its own")
+        classes = self.classes or ()
+        everywhere = bool(classes) and all(c.lengths is not None for c in classes)
+        if self.lengths is None and not replay and not everywhere:
+            raise _fault("lengths", "required key is missing (or give lengths to every class)")
+        twice = [name for name, n in Counter(c.name for c in classes).items() if n > 1]
+        if twice:
+            raise _fault("classes", f"two classes are named {twice[0]!r}")
+        return self
+
+
+def _check_clause_name(name: str) -> str:
+    if name not in CLAUSE_NAMES:
+        parse_clause(name, 1.0)
+    return name
+
+
+def _check_sla(sla: dict[str, float]) -> dict[str, float]:
+    for name, limit in sla.items():
+        try:
+            parse_clause(name, limit)
+        except ValueError as error:
+            raise _fault(name, str(error)) from None
+    return sla
+
+
+ClauseName = Annotated[str, AfterValidator(_check_clause_name)]
+Limit = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_SLA_SCHEMA: dict[str, Any] = {
+    "additionalProperties": False,
+    "properties": {
+        name: {"type": "number", "minimum": 0, "description": describe(name)}
+        for name in CLAUSE_NAMES
+    },
+}
+
+
+class Scenario(Model):
+    """One deployment and its load: the question put to the simulator."""
+
+    name: Name = Field(description="Short label, printed with every result.")
+    description: str | None = Field(default=None, description="What this load is, in a line.")
+    model: Name = Field(description="Catalogue name, or path of a Hugging Face config.json.")
+    hardware: Name = Field(description="Catalogue name, or path of a YAML file with the facts.")
+    engine: Engine = Field(default_factory=Engine, description="vLLM's flags.")
+    workload: Workload = Field(description="The load.")
+    sla: Annotated[dict[ClauseName, Limit], AfterValidator(_check_sla)] = Field(
+        default_factory=dict,
+        description="Upper limits; all must hold.",
+        json_schema_extra=_SLA_SCHEMA,
+    )
+    price_per_hour: Real | None = Field(
+        default=None, description="Price of one device for one hour, in any currency."
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = Field(
+        default=0, description="Start of all random numbers; equal seeds give equal results."
+    )
