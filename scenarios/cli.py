@@ -96,11 +96,17 @@ def schedule(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The scenario reference instead.")
+    ] = False,
+) -> None:
     """Print the JSON schema of a scenario, for editors."""
     from servecast.scenarios.load import to_json_schema
+    from servecast.scenarios.reference import to_markdown
 
-    typer.echo(_json(to_json_schema()), nl=False)
+    found = to_json_schema()
+    typer.echo(to_markdown(found) if markdown else _json(found), nl=False)
 
 
 @app.command()

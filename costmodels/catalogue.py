@@ -1,0 +1,201 @@
+"""Models and hardware by name, from the two YAML files beside this module.
+
+A file is read when a name is first asked for, and once. A user's own config.json or hardware
+YAML goes through the same readers.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.hf_config import model_from_config
+from servecast.costmodels.specs import HardwareSpec, ModelSpec
+
+GIB = 2**30
+
+HERE = Path(__file__).parent
+
+#: Key of a hardware row: the field it fills, and the unit to multiply by.
+HARDWARE_UNITS = {
+    "memory_gib": ("memory_bytes", GIB),
+    "memory_bandwidth_gb_per_s": ("memory_bandwidth_bytes_per_s", 1e9),
+    "link_gb_per_s": ("link_bytes_per_s", 1e9),
+    "host_link_gb_per_s": ("host_link_bytes_per_s", 1e9),
+    "bf16_tflops": ("bf16_flops_per_s", 1e12),
+    "fp16_tflops": ("fp16_flops_per_s", 1e12),
+    "fp8_tflops": ("fp8_flops_per_s", 1e12),
+    "int8_tflops": ("int8_flops_per_s", 1e12),
+    "fp4_tflops": ("fp4_flops_per_s", 1e12),
+    "power_w": ("power_w", 1.0),
+    "price_per_hour": ("price_per_hour", 1.0),
+    "multiprocessors": ("multiprocessors", 1),
+    "block_size_multiple": ("block_size_multiple", 1),
+    "default_block_size": ("default_block_size", 1),
+    "max_cudagraph_capture_size": ("max_cudagraph_capture_size", 1),
+}
+
+HARDWARE_TEXT = ("vendor", "kind", "source")
+
+WHOLE = (
+    "memory_bytes",
+    "multiprocessors",
+    "block_size_multiple",
+    "default_block_size",
+    "max_cudagraph_capture_size",
+)
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """A bundled model by name (any case, with or without the organisation) or a config.json.
+
+    Raises InputError for an unknown name, with the nearest ones, and for a bad file.
+    """
+    if name_or_path.endswith(".json"):
+        return _model_from_file(Path(name_or_path))
+    known = _model_index()
+    key = name_or_path.lower()
+    if key not in known:
+        raise InputError(_unknown("model", name_or_path, known, "a config.json"))
+    name, config = known[key]
+    return model_from_config(config, name)
+
+
+def load_hardware(name_or_path: str) -> HardwareSpec:
+    """Bundled hardware by name (any case) or a YAML file with the keys of one row.
+
+    Raises InputError for an unknown name, with the nearest ones, and for a bad file.
+    """
+    if name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path)
+        return _hardware(path.stem, _read_yaml(path), str(path))
+    rows = _read_bundled("hardware.yaml")
+    key = name_or_path.lower()
+    if key not in rows:
+        raise InputError(_unknown("hardware", name_or_path, rows, "a .yaml file"))
+    return _hardware(key, rows[key], "hardware.yaml")
+
+
+def model_names() -> tuple[str, ...]:
+    """Bundled models, aliases among them, in full."""
+    return tuple(dict.fromkeys(name for name, _ in _model_index().values()))
+
+
+def hardware_names() -> tuple[str, ...]:
+    """Bundled hardware."""
+    return tuple(_read_bundled("hardware.yaml"))
+
+
+def published_parameters() -> dict[str, float]:
+    """Published parameter count of each bundled model, to hold our counting against."""
+    return {name: float(row["parameters"]) for name, row in _read_bundled("models.yaml").items()}
+
+
+@lru_cache(maxsize=1)
+def _model_index() -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Lower-case name, full and without its organisation: (full name, config)."""
+    index: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for name, row in _read_bundled("models.yaml").items():
+        for alias, changes in {name: {}, **row.get("aliases", {})}.items():
+            entry = (alias, _merge(row["config"], changes))
+            index[alias.lower()] = entry
+            index[alias.lower().rpartition("/")[2]] = entry
+    return index
+
+
+def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with `changes`, nested mappings merged."""
+    return dict(config) | {
+        key: _merge(config.get(key, {}), value) if isinstance(value, Mapping) else value
+        for key, value in changes.items()
+    }
+
+
+def _model_from_file(path: Path) -> ModelSpec:
+    """A config.json, with the hf_quant_config.json of the same folder if there is one."""
+    beside = path.with_name("hf_quant_config.json")
+    quant = _read_json(beside) if beside != path and beside.exists() else None
+    return model_from_config(_read_json(path), str(path), quant)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
+
+
+@lru_cache(maxsize=2)
+def _read_bundled(file_name: str) -> dict[str, Any]:
+    return _read_yaml(HERE / file_name)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    # The C loader reads the model list in a tenth of the time.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping, got {type(data).__name__}")
+    return data
+
+
+def _hardware(name: str, row: Mapping[str, Any], where: str) -> HardwareSpec:
+    values: dict[str, Any] = {"name": name}
+    for key, value in row.items():
+        if key in HARDWARE_TEXT:
+            values[key] = str(value)
+        elif key in HARDWARE_UNITS:
+            field, unit = HARDWARE_UNITS[key]
+            if value is not None:
+                values[field] = _number(value, f"{where}: {key}") * unit
+        else:
+            known = [*HARDWARE_TEXT, *HARDWARE_UNITS]
+            raise InputError(f"{where}: {_unknown('key', str(key), known, None)}")
+    missing = {"memory_gib", "memory_bandwidth_gb_per_s"} - row.keys()
+    if missing:
+        raise InputError(f"{where}: {min(missing)}: missing")
+    for field in WHOLE:
+        if field in values:
+            values[field] = round(values[field])
+    return HardwareSpec(**_own_hardware_defaults() | values)
+
+
+def _own_hardware_defaults() -> dict[str, Any]:
+    """What a user's file may leave out: PCIe 4 links, a GPU."""
+    return {
+        "vendor": "own",
+        "kind": "gpu",
+        "source": "own file",
+        "link_bytes_per_s": 31.5e9,
+        "host_link_bytes_per_s": 31.5e9,
+    }
+
+
+def _number(value: Any, where: str) -> float:
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    if not usable or not math.isfinite(value) or value <= 0:
+        raise InputError(f"{where}: expected a positive number, got {value!r}")
+    return float(value)
+
+
+def _unknown(what: str, name: str, known: Iterable[str], other: str | None) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    return f"{what}: {name!r} is not known{hint}" + (f" (or give {other})" if other else "")
