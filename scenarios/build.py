@@ -12,11 +12,10 @@ from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
+from servecast.costmodels.weights import kv_dtype_bytes
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
 from servecast.sim.plan import SchedulerLimits
-
-KV_BYTES = {"fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "bfloat16": 2.0, "float16": 2.0}
 
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults),
 #: by kind of device and, for GPUs, by memory.
@@ -139,7 +138,7 @@ def _assemble(
     if engine["quantization"] is not None:
         model = with_quantization(model, engine["quantization"])
     parallel = Parallelism(engine["tensor_parallel_size"], engine["pipeline_parallel_size"])
-    kv_bytes = kv_dtype_bytes(engine["kv_cache_dtype"], model)
+    kv_bytes = kv_dtype_bytes(model, engine["kv_cache_dtype"])
     memory = plan_memory(
         model,
         hardware,
@@ -161,7 +160,11 @@ def _assemble(
     sizes = (
         ()
         if engine["enforce_eager"]
-        else capture_sizes(engine["max_num_seqs"], engine["max_num_batched_tokens"])
+        else capture_sizes(
+            engine["max_num_seqs"],
+            engine["max_num_batched_tokens"],
+            hardware.max_cudagraph_capture_size,
+        )
     )
     cost = Roofline(
         model=model,
@@ -188,13 +191,6 @@ def _assemble(
         async_scheduling=engine["async_scheduling"],
     )
     return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
-
-
-def kv_dtype_bytes(kv_cache_dtype: str, model: ModelSpec) -> float:
-    """Bytes of one number in the KV cache; "auto" is the checkpoint's own choice."""
-    if kv_cache_dtype == "auto":
-        kv_cache_dtype = model.kv_cache_dtype
-    return KV_BYTES.get(kv_cache_dtype, float(model.dtype_bytes))
 
 
 def _path(name: str, scenario: Path) -> str:

@@ -5,7 +5,7 @@ command that needs them.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,6 +96,41 @@ def schedule(
 
 
 @app.command()
+def parity(
+    n: Annotated[int, typer.Option("--n", min=1, help="Random workloads to compare live.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first.")] = 0,
+    large: Annotated[bool, typer.Option("--large", help="60 to 250 requests each.")] = False,
+    vllm: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="A Python that has vLLM: compare live.")
+    ] = None,
+    recorded: Annotated[
+        list[Path] | None,
+        typer.Option(help="Recorded schedules, or a folder of them, without --vllm."),
+    ] = None,
+) -> None:
+    """Compare our schedules with vLLM's, step by step, feature by feature."""
+    from rich.console import Console
+
+    from servecast.scenarios import parity as comparison
+
+    if vllm is None:
+        cases = comparison.recorded(recorded or [Path("tests/golden")])
+        matrix = comparison.Matrix("recorded")
+        with _progress() as tell:
+            comparison.compare(cases, matrix, _count(tell, 0))
+    else:
+        with comparison.LiveVllm(vllm) as live, _progress() as tell:
+            matrix = comparison.Matrix(live.version)
+            cases = live.cases(range(seed, seed + n), large)
+            comparison.compare(cases, matrix, _count(tell, n))
+            if matrix.first is not None:
+                matrix.first = live.shrink(matrix.first)
+    Console().print(comparison.render(matrix))
+    if matrix.first is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
 def schema(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="The scenario reference instead.")
@@ -120,6 +155,10 @@ def models() -> None:
     typer.echo("hardware:")
     for name in hardware_names():
         typer.echo(f"  {name}")
+
+
+def _count(progress: "Progress | None", total: int) -> "Callable[[int], None]":
+    return (lambda done: None) if progress is None else (lambda done: progress(done, total))
 
 
 def _check_folder(out: Path) -> None:

@@ -1,0 +1,214 @@
+"""What a run looked like, in panels: distributions, time lines, and where step time went."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.costmodels.shape import NS_PER_S
+from servecast.reports import units
+from servecast.reports.metrics import latency_samples_ns
+from servecast.reports.quantiles import WeightedSample
+from servecast.reports.svg import COLOURS, message, panel
+from servecast.reports.timeline import Timeline, timeline
+from servecast.sim.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FloatArray = npt.NDArray[np.float64]
+
+#: A wider range of values than this gets a logarithmic axis.
+LINEAR_RANGE = 12
+
+#: Percents at which a distribution is drawn, closer towards the tail.
+CURVE = np.concatenate([np.linspace(0, 95, 160), np.linspace(95, 100, 60)[1:]])
+
+#: Marked percentiles, and where their label stands from the mark: points, and alignment.
+MARKS = {50: (7, -4, "left"), 95: (7, -13, "left"), 99: (0, 6, "center")}
+
+
+# ---------------------------------------------------------------- distributions
+
+
+def latency_cdfs(trace: Trace, sla: Mapping[str, float]) -> dict[str, str]:
+    """Distributions of `ttft`, `itl`, `tpot`, `e2e`, with percentiles and SLA limits marked."""
+    samples = latency_samples_ns(trace)
+    return {
+        name: latency_cdf(samples[name], units.limits_of(name, sla), units.LATENCY_NAMES[name])
+        for name in ("ttft", "itl", "tpot", "e2e")
+    }
+
+
+def latency_cdf(sample: WeightedSample, limits: Mapping[str, float], label: str) -> str:
+    """Cumulative distribution of nanoseconds; `limits` are seconds by statistic."""
+    if not sample.n:
+        return message("nothing to measure", label)
+
+    def draw(axes: "Axes") -> None:
+        curve_s = np.array([sample.percentile(percent) for percent in CURVE]) / NS_PER_S
+        axes.plot(curve_s, CURVE, color=COLOURS["blue"], linewidth=1.8)
+        axes.set_ylim(0, 114)
+        axes.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+        _seconds_axis(axes, curve_s, limits)
+        for percent, (right, up, align) in MARKS.items():
+            value = sample.percentile(percent) / NS_PER_S
+            axes.plot(value, percent, "o", color=COLOURS["ink"], markersize=4.5)
+            axes.annotate(
+                f"P{percent}",
+                (value, percent),
+                (right, up),
+                textcoords="offset points",
+                horizontalalignment=align,
+            )
+        for stat, limit in limits.items():
+            _limit(axes, limit, f"limit {stat}")
+
+    return panel(draw, f"Cumulative distribution: {label}")
+
+
+def _seconds_axis(axes: "Axes", curve_s: FloatArray, limits: Mapping[str, float]) -> None:
+    """Linear from 0 where that shows the distribution, else logarithmic."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    floor = 1 / NS_PER_S
+    low, middle = max(float(curve_s[0]), floor), max(float(np.median(curve_s)), floor)
+    high = max(float(curve_s[-1]), *limits.values(), floor)
+    if high / middle < LINEAR_RANGE:
+        axes.set_xlim(0, high * 1.08)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        low = max(low, high * 1e-6)
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.15, high * 1.3)
+        axes.xaxis.set_major_locator(FixedLocator(_decades(low, high)))
+        axes.xaxis.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: units.tick_seconds(value))
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten from `low` to `high`, with 3 between where there are few."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    steps = (1.0, 3.0) if len(powers) <= 4 else (1.0,)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    return [tick for tick in ticks if low / 1.15 <= tick <= high * 1.3]
+
+
+def _limit(axes: "Axes", limit: float, label: str) -> None:
+    axes.axvline(limit, color=COLOURS["vermillion"], linewidth=1.2, linestyle=(0, (4, 3)))
+    left = axes.transAxes.inverted().transform(axes.transData.transform((limit, 0)))[0] > 0.6
+    axes.annotate(
+        label,
+        (limit, 0),
+        (-4 if left else 4, 6),
+        textcoords="offset points",
+        horizontalalignment="right" if left else "left",
+        color=COLOURS["vermillion"],
+    )
+
+
+# ---------------------------------------------------------------- over time
+
+
+def timelines(trace: Trace) -> dict[str, str]:
+    """Panels over time: `requests`, `kv`, `output`, `prefill`, `preemptions`."""
+    line = timeline(trace)
+    figures = {}
+    for name, (label, draw) in PANELS.items():
+        if line is None:
+            figures[name] = message("no step ran", label)
+        elif name == "preemptions" and not line.preemptions.any():
+            figures[name] = message("no preemptions", label)
+        else:
+            figures[name] = _time_panel(line, draw, label)
+    return figures
+
+
+def _time_panel(line: Timeline, draw: Callable[["Axes", Timeline], None], label: str) -> str:
+    from matplotlib.ticker import MaxNLocator
+
+    def draw_all(axes: "Axes") -> None:
+        end_s = float(line.edges_s[-1])
+        unit, size = units.clock_unit(end_s)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_formatter(lambda value, _: units.compact(value))
+        draw(axes, line)
+        axes.set_xlim(0, end_s)
+        axes.set_ylim(bottom=0)
+        ticks = MaxNLocator(5, steps=[1, 2, 3, 5, 6, 10]).tick_values(0, end_s / size)
+        ticks = ticks[ticks <= end_s / size]
+        axes.set_xticks(ticks * size, [f"{tick:g} {unit}" if tick else "0" for tick in ticks])
+
+    return panel(draw_all, label)
+
+
+def _requests(axes: "Axes", line: Timeline) -> None:
+    time_s = _middles(line)
+    axes.plot(time_s, line.running, color=COLOURS["blue"], label="running")
+    axes.plot(time_s, line.waiting, color=COLOURS["vermillion"], label="waiting")
+    axes.set_ylim(0, 1.25 * max(line.running.max(), line.waiting.max(), 1))
+    axes.legend(loc="upper left", ncols=2)
+
+
+def _kv(axes: "Axes", line: Timeline) -> None:
+    time_s = _middles(line)
+    axes.fill_between(time_s, 100 * line.kv_share_peak, color=COLOURS["blue"], alpha=0.2, lw=0)
+    axes.plot(time_s, 100 * line.kv_share, color=COLOURS["blue"])
+    axes.set_ylim(0, 105)
+    axes.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+
+
+def _output(axes: "Axes", line: Timeline) -> None:
+    axes.plot(_middles(line), line.output_tokens_per_s, color=COLOURS["blue"])
+
+
+def _prefill(axes: "Axes", line: Timeline) -> None:
+    axes.plot(_middles(line), line.prefill_tokens_per_s, color=COLOURS["green"])
+
+
+def _preemptions(axes: "Axes", line: Timeline) -> None:
+    axes.stairs(line.preemptions, line.edges_s, fill=True, color=COLOURS["vermillion"])
+
+
+def _middles(line: Timeline) -> FloatArray:
+    return (line.edges_s[1:] + line.edges_s[:-1]) / 2
+
+
+#: Label, and what goes on the axes.
+PANELS: dict[str, tuple[str, Callable[["Axes", Timeline], None]]] = {
+    "requests": ("Requests running and waiting", _requests),
+    "kv": ("KV cache in use", _kv),
+    "output": ("Output tokens per second", _output),
+    "prefill": ("Prompt tokens computed per second", _prefill),
+    "preemptions": ("Preemptions", _preemptions),
+}
+
+
+# ---------------------------------------------------------------- by part
+
+
+def step_time(share: Mapping[str, float]) -> str:
+    """Bars of `step_time_share`, longest first; parts that took no time are left out."""
+    label = "Share of step time by part"
+    parts = sorted((part for part in share if share[part] > 0), key=lambda part: share[part])
+    if not parts:
+        return message("no step ran", label)
+
+    def draw(axes: "Axes") -> None:
+        widths = [100 * share[part] for part in parts]
+        axes.barh(range(len(parts)), widths, height=0.62, color=COLOURS["blue"])
+        for row, part in enumerate(parts):
+            text = units.percent(share[part])
+            axes.annotate(
+                text, (widths[row], row), (5, -4), textcoords="offset points", fontweight="bold"
+            )
+        axes.set_yticks(range(len(parts)), [units.PART_NAMES[part] for part in parts])
+        axes.tick_params("y", labelcolor=COLOURS["ink"])
+        axes.set_ylim(-0.6, max(len(parts), 5) - 0.4)
+        axes.set_xlim(0, max(widths) * 1.25)
+        axes.set_xticks([])
+        axes.grid(visible=False)
+        axes.spines["bottom"].set_visible(False)
+
+    return panel(draw, label, left=130)

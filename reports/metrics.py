@@ -1,0 +1,342 @@
+"""The summary of a run: every number is a function of its trace and a few plain facts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.costmodels.shape import NS_PER_S, PARTS
+from servecast.reports.quantiles import WeightedSample, latency_block
+from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT, Trace
+
+IntArray = npt.NDArray[np.int64]
+Latency = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue")
+
+MEMORY_KEYS = tuple(
+    f"{part}_bytes" for part in ("weights", "activation", "graph", "other", "kv", "total")
+)
+
+#: Share of requests by clause name: the requests that count against it.
+RATES = {"timeout_rate": "timed_out", "failure_rate": "failed"}
+
+#: Headline metrics that replications put an interval on: name to path in the summary.
+HEADLINES = {
+    "ttft_p50_s": ("ttft_s", "p50"),
+    "ttft_p95_s": ("ttft_s", "p95"),
+    "ttft_p99_s": ("ttft_s", "p99"),
+    "itl_p99_s": ("itl_s", "p99"),
+    "tpot_mean_s": ("tpot_s", "mean"),
+    "e2e_p95_s": ("e2e_s", "p95"),
+    "output_tokens_per_s": ("output_tokens_per_s",),
+    "requests_per_s": ("requests_per_s",),
+    "preemptions": ("preemptions",),
+}
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was simulated, beside what came out.
+
+    Attributes
+    ----------
+    devices : in the deployment
+    kv_bytes_per_token : on one device
+    memory : bytes of one device by use, keys `MEMORY_KEYS`
+    peak_flops_per_s, bandwidth_bytes_per_s : datasheet, one device
+    sla : clause name, such as `ttft_p95_s` or `timeout_rate`, to its upper limit
+    price_per_hour : of one device, in dollars; None if unknown
+    calibration : what the step times rest on, in words
+    engine : every flag with its value
+    """
+
+    name: str
+    model: str
+    hardware: str
+    devices: int
+    block_size: int
+    kv_bytes_per_token: float
+    memory: Mapping[str, int]
+    peak_flops_per_s: float
+    bandwidth_bytes_per_s: float
+    version: str
+    scenario_sha256: str
+    calibration: str
+    seed: int
+    sla: Mapping[str, float] = field(default_factory=dict)
+    price_per_hour: float | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def calibrated(self) -> bool:
+        """False when step times rest on the generic fallback."""
+        return "uncalibrated" not in self.calibration.lower()
+
+
+def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
+    """`summary.json`: seconds, bytes, tokens, and rates a second; plain Python numbers.
+
+    Latencies and throughput count completed requests only. With several classes there is
+    `classes`, with a known price `cost`.
+    """
+    rows = trace.requests
+    done = completed_rows(trace)
+    duration_s = _duration_s(rows)
+    output_tokens = int(done["output_tokens"].sum())
+    tokens = output_tokens + int(done["prompt_tokens"].sum())
+    samples = latency_samples_ns(trace)
+    summary: dict[str, Any] = {f"{name}_s": latency_block(samples[name]) for name in LATENCIES}
+    summary |= {
+        "requests": _outcomes(rows["status"]),
+        "output_tokens_per_s": _rate(output_tokens, duration_s),
+        "total_tokens_per_s": _rate(tokens, duration_s),
+        "requests_per_s": _rate(len(done["request"]), duration_s),
+        "duration_s": duration_s,
+        "preemptions": int(rows["preemptions"].sum()),
+        "prefix_hit_tokens": int(rows["prefix_hit_tokens"].sum()),
+        "kv": _kv(trace, facts),
+        "memory": {key: int(facts.memory[key]) for key in MEMORY_KEYS},
+        "utilisation": _utilisation(trace, facts, duration_s),
+        "step_time_share": _step_time_share(trace),
+    }
+    summary["sla"] = _verdict(summary, facts.sla)
+    if len(trace.class_names) > 1:
+        summary["classes"] = {
+            name: _class_summary(trace, number, facts.sla, duration_s)
+            for number, name in enumerate(trace.class_names)
+        }
+    if facts.price_per_hour is not None:
+        summary["cost"] = _cost(
+            facts.price_per_hour * facts.devices, duration_s, output_tokens, tokens
+        )
+    summary["provenance"] = {
+        "version": facts.version,
+        "scenario_sha256": facts.scenario_sha256,
+        "calibration": facts.calibration,
+        "seed": facts.seed,
+    }
+    return summary
+
+
+# ---------------------------------------------------------------- latencies
+
+
+def completed_rows(trace: Trace, klass: int | None = None) -> dict[str, IntArray]:
+    """Columns of the requests that completed, of one class if asked."""
+    wanted = trace.requests["status"] == COMPLETED
+    if klass is not None:
+        wanted &= trace.requests["klass"] == klass
+    return {name: column[wanted] for name, column in trace.requests.items()}
+
+
+def request_latencies_ns(rows: Mapping[str, IntArray]) -> dict[str, Latency]:
+    """Latencies that each completed request has, row by row; `tpot` is NaN for one token.
+
+    ttft : arrival to first token
+    tpot : (finish - first token) / (output tokens - 1), as vLLM's benchmark defines it
+    e2e : arrival to last token
+    queue : arrival to first admission
+    """
+    gaps = rows["output_tokens"] - 1
+    decoding = rows["finish_ns"] - rows["first_token_ns"]
+    return {
+        "ttft": rows["first_token_ns"] - rows["arrival_ns"],
+        "tpot": np.where(gaps > 0, decoding / np.maximum(gaps, 1), np.nan),
+        "e2e": rows["finish_ns"] - rows["arrival_ns"],
+        "queue": rows["admitted_ns"] - rows["arrival_ns"],
+    }
+
+
+def latency_samples_ns(trace: Trace) -> dict[str, WeightedSample]:
+    """The five samples behind the latency blocks, by name (`LATENCIES`)."""
+    samples = _samples(request_latencies_ns(completed_rows(trace)))
+    samples["itl"] = WeightedSample(trace.gap_ns, trace.gap_count)
+    return samples
+
+
+def _samples(latencies: Mapping[str, Latency]) -> dict[str, WeightedSample]:
+    return {name: WeightedSample(values[~np.isnan(values)]) for name, values in latencies.items()}
+
+
+def _class_summary(
+    trace: Trace, klass: int, sla: Mapping[str, float], duration_s: float
+) -> dict[str, Any]:
+    """One class: gaps between tokens are recorded for all classes together, so no `itl_s`."""
+    latencies = request_latencies_ns(completed_rows(trace, klass))
+    blocks = {f"{name}_s": latency_block(sample) for name, sample in _samples(latencies).items()}
+    status = trace.requests["status"][trace.requests["klass"] == klass]
+    good = int(_good(latencies, sla).sum())
+    return {
+        **blocks,
+        "requests": _outcomes(status),
+        "goodput_per_s": _rate(good, duration_s),
+        "goodput_share": good / len(status) if len(status) else None,
+    }
+
+
+def _good(latencies: Mapping[str, Latency], sla: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+    """Requests that themselves stay within every limit put on a percentile or maximum.
+
+    Goodput as in DistServe (Zhong et al., OSDI 2024). A limit on a mean, on gaps or on a rate
+    says nothing of one request.
+    """
+    good = np.ones(len(latencies["ttft"]), np.bool_)
+    for clause, limit in sla.items():
+        metric, _, stat = clause.removesuffix("_s").partition("_")
+        if metric in latencies and stat != "mean":
+            # A request of one token has no gap that could be too long.
+            good &= ~(latencies[metric] > limit * NS_PER_S)
+    return good
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _duration_s(rows: Mapping[str, IntArray]) -> float:
+    """First arrival to last finish; 0 if nothing finished."""
+    last_ns = int(rows["finish_ns"].max(initial=-1))
+    return (last_ns - int(rows["arrival_ns"].min())) / NS_PER_S if last_ns >= 0 else 0.0
+
+
+def _rate(amount: float, duration_s: float) -> float:
+    return amount / duration_s if duration_s > 0 else 0.0
+
+
+def _outcomes(status: IntArray) -> dict[str, int]:
+    named = {"completed": COMPLETED, "failed": REFUSED, "timed_out": TIMED_OUT}
+    counts = {name: int((status == code).sum()) for name, code in named.items()}
+    return {"sent": len(status), **counts}
+
+
+def _kv(trace: Trace, facts: RunFacts) -> dict[str, Any]:
+    """The pool as requests see it."""
+    used = int(trace.steps["kv_blocks"].max(initial=0))
+    return {
+        "blocks": trace.kv_blocks,
+        "block_size": facts.block_size,
+        "tokens": trace.kv_blocks * facts.block_size,
+        "bytes_per_token": facts.kv_bytes_per_token,
+        "peak_use": used / trace.kv_blocks if trace.kv_blocks else 0.0,
+    }
+
+
+def _utilisation(trace: Trace, facts: RunFacts, duration_s: float) -> dict[str, float]:
+    """Shares of the whole duration, idle time included.
+
+    `device_busy` is time in steps without their host part, in which the device waits. `mfu` and
+    `bandwidth` are the work that the model needs over what the datasheet allows.
+    """
+    steps = trace.steps
+    step_s = int((steps["end_ns"] - steps["start_ns"]).sum()) / NS_PER_S
+    device_s = step_s - float(steps["host_s"].sum())
+    return {
+        "device_busy": _rate(device_s, duration_s),
+        "mfu": _rate(trace.flops / facts.peak_flops_per_s, duration_s),
+        "bandwidth": _rate(trace.bytes / facts.bandwidth_bytes_per_s, duration_s),
+    }
+
+
+def _step_time_share(trace: Trace) -> dict[str, float]:
+    """Share of the time in steps by part: sums to 1, or to 0 where there was no step."""
+    seconds = {part: float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
+    total = sum(seconds.values())
+    return {part: value / total if total else 0.0 for part, value in seconds.items()}
+
+
+def _cost(
+    price_per_hour: float, duration_s: float, output_tokens: int, tokens: int
+) -> dict[str, float | None]:
+    """Dollars of the deployment for the duration of the run, over what it delivered."""
+    spent = price_per_hour * duration_s / 3600
+    return {
+        "price_per_hour": price_per_hour,
+        "per_million_output_tokens": spent / output_tokens * 1e6 if output_tokens else None,
+        "per_million_tokens": spent / tokens * 1e6 if tokens else None,
+    }
+
+
+def _verdict(summary: Mapping[str, Any], sla: Mapping[str, float]) -> dict[str, Any]:
+    """Clause by clause; `met` of the whole is None if nothing was asked."""
+    clauses = []
+    for clause, limit in sla.items():
+        value = _clause_value(summary, clause)
+        # Where nothing was there to measure, no completed request broke the limit, if any did
+        # complete: outputs of one token have no gaps.
+        met = value <= limit if value is not None else summary["requests"]["completed"] > 0
+        clauses.append({"clause": clause, "limit": float(limit), "value": value, "met": met})
+    return {"clauses": clauses, "met": all(c["met"] for c in clauses) if clauses else None}
+
+
+def _clause_value(summary: Mapping[str, Any], clause: str) -> float | None:
+    if clause in RATES:
+        requests = summary["requests"]
+        return requests[RATES[clause]] / requests["sent"] if requests["sent"] else None
+    metric, _, stat = clause.removesuffix("_s").partition("_")
+    try:
+        value: float | None = summary[f"{metric}_s"][stat]
+    except KeyError:
+        raise ValueError(f"unknown SLA clause {clause!r}") from None
+    return value
+
+
+# ---------------------------------------------------------------- replications
+
+
+def merge_replications(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first summary, with `replications`: what all of them say of the headline metrics.
+
+    `replications` is `{n, <metric>: {mean, lo, hi}}` with the metrics of `HEADLINES` and the
+    share of replications that met the SLA, `sla_met` (if there is one). `lo` and `hi` bound the
+    mean with 95 % confidence: Student's t over replications, whose seeds are independent. The
+    share is binomial: Clopper and Pearson's interval, which does not collapse when all agree.
+    Where a replication has no value, or there is only one, the interval is None.
+
+    Raises ValueError without summaries.
+    """
+    if not summaries:
+        raise ValueError("no replications to merge")
+    merged: dict[str, Any] = {"n": len(summaries)}
+    for name, path in HEADLINES.items():
+        merged[name] = _student_interval([_at(summary, path) for summary in summaries])
+    verdicts = [summary["sla"]["met"] for summary in summaries]
+    if None not in verdicts:
+        merged["sla_met"] = _binomial_interval(sum(verdicts), len(verdicts))
+    return {**summaries[0], "replications": merged}
+
+
+def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+    value: Any = summary
+    for key in path:
+        value = value[key]
+    return None if value is None else float(value)
+
+
+def _student_interval(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = np.array([value for value in values if value is not None], np.float64)
+    n = len(values)
+    if len(known) < n:
+        return {"mean": None, "lo": None, "hi": None}
+    mean = float(known.mean())
+    if n < 2:
+        return {"mean": mean, "lo": None, "hi": None}
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / np.sqrt(n))
+    return {"mean": mean, "lo": mean - half, "hi": mean + half}
+
+
+def _binomial_interval(met: int, n: int) -> dict[str, float | None]:
+    if n < 2:
+        return {"mean": float(met), "lo": None, "hi": None}
+    from scipy.special import betaincinv
+
+    tail = (1 - CONFIDENCE) / 2
+    lo = float(betaincinv(met, n - met + 1, tail)) if met else 0.0
+    hi = float(betaincinv(met + 1, n - met, 1 - tail)) if met < n else 1.0
+    return {"mean": met / n, "lo": lo, "hi": hi}

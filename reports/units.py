@@ -1,0 +1,140 @@
+"""Numbers as people read them: three digits and the unit that fits."""
+
+from collections.abc import Mapping
+
+#: Latencies in words, in the order of the tables.
+LATENCY_NAMES = {
+    "ttft": "Time to first token",
+    "itl": "Gap between tokens",
+    "tpot": "Mean gap of a request",
+    "e2e": "End to end",
+    "queue": "Wait for admission",
+}
+
+RATE_NAMES = {"timeout_rate": "Timed-out requests", "failure_rate": "Refused or failed requests"}
+
+PART_NAMES = {
+    "gemm": "Dense layers (GEMM)",
+    "attention_prefill": "Attention, prefill",
+    "attention_decode": "Attention, decode",
+    "moe": "Experts (MoE)",
+    "collective": "Communication",
+    "sampling": "Sampling",
+    "draft": "Draft model",
+    "host": "Host overhead",
+}
+
+MEMORY_NAMES = {
+    "weights": "Weights",
+    "activation": "Activations",
+    "graph": "CUDA graphs",
+    "other": "Driver, NCCL",
+    "kv": "KV cache",
+}
+
+#: Unit, its size in seconds, and the shortest duration told in it.
+UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+
+#: What a table shows where there is no value.
+NONE = "-"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with so many significant digits, thousands separated, no exponent.
+
+    Whole digits are never rounded away: 12345.6 is 12,346.
+    """
+    if value == 0:
+        return "0"
+    exponent = int(f"{abs(value):e}".partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """0.0123 is 12.3 ms; from two minutes on minutes, from two hours on hours."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0 s"
+    unit, size = clock_unit(value)
+    return f"{significant(value / size)} {unit}"
+
+
+def tick_seconds(value: float) -> str:
+    """A round number of seconds, as on an axis: 0.05 is 50 ms."""
+    unit, size = clock_unit(value)
+    return "0" if value == 0 else f"{value / size:g} {unit}"
+
+
+def clock_unit(value: float) -> tuple[str, float]:
+    """The unit that a duration in seconds is told in, and its size in seconds."""
+    for unit, size, least in UNITS:
+        if abs(value) >= least:
+            return unit, size
+    return "µs", 1e-6
+
+
+def compact(value: float) -> str:
+    """An axis label of a count: 12,000 is 12k."""
+    for suffix, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:g}{suffix}"
+    return f"{value:g}"
+
+
+def count(value: float | None) -> str:
+    """Thousands separated."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """0.1234 is 12.3 %; shares below 0.1 % keep two significant digits."""
+    if share is None:
+        return NONE
+    return f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.2g} %"
+
+
+def gibibytes(value: float) -> str:
+    """Bytes in GiB."""
+    return f"{value / 2**30:,.1f} GiB"
+
+
+def dollars(value: float | None) -> str:
+    """Dollars, with cents at least."""
+    if value is None:
+        return NONE
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${significant(value, 2)}"
+
+
+def clause_name(clause: str) -> tuple[str, str]:
+    """What a clause such as `ttft_p95_s` bounds, and by which statistic: in words."""
+    if clause in RATE_NAMES:
+        return RATE_NAMES[clause], "share"
+    metric, _, stat = clause.removesuffix("_s").partition("_")
+    return LATENCY_NAMES[metric], stat.upper() if stat.startswith("p") else stat
+
+
+def clause_number(clause: str, value: float | None) -> str:
+    """A clause's value or limit in its unit."""
+    return percent(value) if clause in RATE_NAMES else seconds(value)
+
+
+def limits_of(metric: str, sla: Mapping[str, float]) -> dict[str, float]:
+    """Statistic to limit in seconds, of the clauses on one latency."""
+    prefix = f"{metric}_"
+    return {
+        clause.removeprefix(prefix).removesuffix("_s"): limit
+        for clause, limit in sla.items()
+        if clause.startswith(prefix)
+    }
+
+
+def headline(name: str, value: float | None) -> str:
+    """A headline metric of `merge_replications`: seconds, a share, or a plain number."""
+    if value is None:
+        return NONE
+    if name.endswith("_per_s"):
+        return significant(value)
+    if name.endswith("_s"):
+        return seconds(value)
+    return percent(value) if name == "sla_met" else significant(value)
