@@ -17,7 +17,6 @@ from servecast.calibration.measured import Latencies, errors, read_requests
 from servecast.scenarios.build import build
 from servecast.scenarios.load import load_scenario
 from servecast.scenarios.workload import build_requests
-from servecast.sim.world import simulate
 
 DEFAULT = Path(__file__).parents[2] / "shared" / "validation" / "llmservingsim"
 
@@ -63,7 +62,7 @@ def replay(folder: Path, hardware: str, engine: str) -> tuple[Latencies, int]:
         loaded = load_scenario(scenario)
         deployment = build(loaded)
         table = build_requests(loaded.scenario, loaded.path.parent, 0, print)
-    requests = simulate(table, deployment.limits, deployment.cost).trace.requests
+    requests = deployment.simulate(table).trace.requests
     sent, first, last = (
         requests[f"{name}_ns"] / 1e9 for name in ("arrival", "first_token", "finish")
     )

@@ -114,6 +114,11 @@ class MemoryPlan:
         return self.shortfall_bytes == 0
 
     @property
+    def block_bytes(self) -> float:
+        """One block of KV on this device, all its layers."""
+        return self.kv_bytes_per_token * self.block_size
+
+    @property
     def usable_blocks(self) -> int:
         return max(0, self.blocks - 1)
 

@@ -120,6 +120,7 @@ class Roofline:
             sampling_s,
             0.0,
             host_s,
+            0.0,
             flops,
             moved,
         )

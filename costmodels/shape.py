@@ -21,6 +21,7 @@ PARTS = (
     "sampling",
     "draft",
     "host",
+    "swap",
 )
 
 
@@ -59,6 +60,7 @@ class StepCost(NamedTuple):
     sampling_s: float = 0.0
     draft_s: float = 0.0
     host_s: float = 0.0
+    swap_s: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
 

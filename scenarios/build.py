@@ -11,11 +11,14 @@ from servecast.costmodels.graphs import capture_sizes
 from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.shape import NS_PER_S
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.weights import kv_dtype_bytes
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
 from servecast.sim.plan import SchedulerLimits
+from servecast.sim.request import RequestTable
+from servecast.sim.world import Progress, Run, simulate
 
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults),
 #: by kind of device and, for GPUs, by memory.
@@ -44,6 +47,18 @@ class Deployment:
     limits: SchedulerLimits
     cost: Roofline
     profile: Profile
+
+    def simulate(self, table: RequestTable, progress: Progress | None = None) -> Run:
+        """Serve a load."""
+        return simulate(
+            table,
+            self.limits,
+            self.cost,
+            static_batching=self.engine["batching"] == "static",
+            batch_wait_ns=round(self.engine["batch_wait_s"] * NS_PER_S),
+            swap_block_s=self.memory.block_bytes / self.hardware.host_link_bytes_per_s,
+            progress=progress,
+        )
 
 
 def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
@@ -87,11 +102,23 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "pipeline_parallel_size": 1,
         "enforce_eager": hardware.kind != "gpu",
         "async_scheduling": hardware.kind == "gpu" and (flags.pipeline_parallel_size or 1) == 1,
+        "batching": "continuous",
+        "batch_wait_s": 0.05,
+        "preemption_mode": "recompute",
+        "swap_space": 4.0,
         "watermark": 0.0,
         "scheduler_reserve_full_isl": True,
     } | chosen
+    if engine["batching"] == "static":
+        # A static batch has no use for these; asked for, they are a contradiction.
+        for key in ("enable_prefix_caching", "async_scheduling"):
+            if getattr(flags, key):
+                raise InputError(f"engine.{key}: true does not go with batching: static")
+            engine[key] = False
+    if engine["batching"] != "continuous":
+        engine["enable_chunked_prefill"] = False
     if flags.max_num_batched_tokens is None:
-        if not engine["enable_chunked_prefill"]:
+        if not engine["enable_chunked_prefill"] and engine["batching"] == "continuous":
             tokens = max(engine["max_model_len"], tokens)
         tokens = min(engine["max_num_seqs"] * engine["max_model_len"], tokens)
         engine["max_num_batched_tokens"] = tokens
@@ -117,7 +144,8 @@ def _check(engine: dict[str, Any], model: ModelSpec) -> None:
     tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
     if tokens < seqs:
         raise InputError(f"engine.max_num_batched_tokens: {tokens} is below max_num_seqs ({seqs})")
-    if not engine["enable_chunked_prefill"] and tokens < engine["max_model_len"]:
+    chunked = engine["enable_chunked_prefill"] or engine["batching"] != "continuous"
+    if not chunked and tokens < engine["max_model_len"]:
         raise InputError(
             f"engine.max_num_batched_tokens: {tokens} is below max_model_len "
             f"({engine['max_model_len']}) and enable_chunked_prefill is false"
@@ -176,9 +204,13 @@ def _assemble(
         async_scheduling=engine["async_scheduling"],
         cuda_graph_sizes=sizes,
     )
+    budget = engine["max_num_batched_tokens"]
+    if engine["batching"] == "continuous_unchunked":
+        budget = engine["max_num_seqs"] * engine["max_model_len"]
+    swap = engine["preemption_mode"] == "swap"
     limits = SchedulerLimits(
         max_num_seqs=engine["max_num_seqs"],
-        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_num_batched_tokens=budget,
         block_size=engine["block_size"],
         num_gpu_blocks=memory.blocks,
         max_model_len=engine["max_model_len"],
@@ -189,6 +221,7 @@ def _assemble(
         watermark=engine["watermark"],
         scheduler_reserve_full_isl=engine["scheduler_reserve_full_isl"],
         async_scheduling=engine["async_scheduling"],
+        swap_blocks=int(engine["swap_space"] * GIB // memory.block_bytes) if swap else 0,
     )
     return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
 

@@ -10,7 +10,6 @@ from servecast.scenarios.build import Deployment, build, memory_summary
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.workload import build_requests
 from servecast.sim.trace import Trace
-from servecast.sim.world import simulate
 
 #: Told how many requests are done, of how many, over all replications.
 Progress = Callable[[int, int], None]
@@ -75,7 +74,7 @@ def _replicate(
         def tell(done: int) -> None:
             report(before + done, total)
 
-    finished = simulate(table, deployment.limits, deployment.cost, progress=tell)
+    finished = deployment.simulate(table, tell)
     warnings.extend(finished.refusals[:REFUSALS_TOLD])
     if len(finished.refusals) > REFUSALS_TOLD:
         warnings.append(f"{len(finished.refusals)} requests refused in all")

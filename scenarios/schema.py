@@ -91,6 +91,23 @@ class Engine(Model):
     async_scheduling: Flag | None = Field(
         default=None, description="Plan the next step while the device computes this one."
     )
+    batching: Literal["continuous", "continuous_unchunked", "static"] | None = Field(
+        default=None,
+        description="continuous: vLLM's; continuous_unchunked: prompts whole, without a token "
+        "budget (Orca); static: fill a batch, run it to its end, return all together.",
+    )
+    batch_wait_s: Pause | None = Field(
+        default=None,
+        description="How long a static batch waits to be full, seconds; 0.05 when left out.",
+    )
+    preemption_mode: Literal["recompute", "swap"] | None = Field(
+        default=None,
+        description="What becomes of a preempted request's KV: computed again, or kept in host "
+        "memory and fetched over the host link.",
+    )
+    swap_space: Real | None = Field(
+        default=None, description="Host memory for swapped KV, GiB a device; 4 when left out."
+    )
     watermark: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = Field(
         default=None, description="Share of KV blocks kept free when a request is admitted, 0 to 1."
     )
@@ -396,6 +413,14 @@ class RequestClass(Model):
     )
     lengths: Lengths | None = Field(
         default=None, description="Own lengths, in place of the workload's."
+    )
+    max_wait_s: Seconds | None = Field(
+        default=None, description="Longest wait for the first admission, seconds."
+    )
+    on_timeout: Literal["promote", "reject"] = Field(
+        default="promote",
+        description="After max_wait_s: go ahead of the queue, alone or with others that waited "
+        "as long; or be given up and counted as timed out.",
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.shape import NS_PER_S
 from servecast.scenarios.arrivals import Generated, arrival_times
 from servecast.scenarios.lengths import draw_lengths
 from servecast.scenarios.schema import (
@@ -24,7 +25,7 @@ from servecast.scenarios.schema import (
     Workload,
 )
 from servecast.scenarios.traces import read_trace
-from servecast.sim.request import IntArray, RequestTable, Segments
+from servecast.sim.request import IntArray, RequestTable, Segments, WaitLimit
 from servecast.sim.rng import stream
 
 FloatArray = npt.NDArray[np.float64]
@@ -70,6 +71,7 @@ def _replayed(
         segment_id=np.arange(n, dtype=np.int64) + rows.segments + 1,
         shared=rows.shared if kept else None,
         class_names=_class_names(workload),
+        wait_limits=_wait_limits(workload),
     )
 
 
@@ -112,6 +114,7 @@ def _generated(
         think_ns=think_ns,
         concurrency=concurrency,
         class_names=_class_names(workload),
+        wait_limits=_wait_limits(workload),
     )
 
 
@@ -157,6 +160,17 @@ def _draw_classes(workload: Workload, count: int, seed: int) -> IntArray:
 
 def _priorities(workload: Workload) -> IntArray:
     return np.array([c.priority for c in workload.classes or ()] or [0], dtype=np.int64)
+
+
+def _wait_limits(workload: Workload) -> tuple[WaitLimit | None, ...]:
+    """Of each class; empty if none has one."""
+    limits = tuple(
+        WaitLimit(round(c.max_wait_s * NS_PER_S), c.on_timeout == "reject")
+        if c.max_wait_s is not None
+        else None
+        for c in workload.classes or ()
+    )
+    return limits if any(limits) else ()
 
 
 def _class_names(workload: Workload) -> tuple[str, ...]:

@@ -10,7 +10,11 @@ from servecast.sim.sequence import Sequence
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """vLLM's scheduler settings under vLLM's names; `num_gpu_blocks` counts the null block."""
+    """vLLM's scheduler settings under vLLM's names; `num_gpu_blocks` counts the null block.
+
+    `swap_blocks` is the room in host memory for preempted sequences; without room they are
+    recomputed, as vLLM V1 does.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -26,6 +30,7 @@ class SchedulerLimits:
     async_scheduling: bool = False
     spec_method: str | None = None
     num_speculative_tokens: int = 0
+    swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
@@ -69,6 +74,7 @@ class StepPlan:
     finishing : sequences whose last token is in this step
     admitted, resumed : sequences that enter, with the tokens they found cached
     preempted : sequences that lost their place, in order
+    swapped : blocks that go over the host link before the step, either way
     interrupted : sequences that had been emitting and now pause
     unsettled : interrupted sequences whose token of this very step is still in flight
     """
@@ -88,6 +94,7 @@ class StepPlan:
         "scheduled",
         "spec",
         "steps",
+        "swapped",
         "unsettled",
     )
 
@@ -96,6 +103,7 @@ class StepPlan:
         self.steps = 1
         self.decodes = 0
         self.context_tokens = 0
+        self.swapped = 0
         self.chunks: list[tuple[Sequence, int, int]] = []
         self.scheduled: dict[Sequence, int] | None = None
         # Most steps have none of these: they share an empty tuple until somebody needs a list.

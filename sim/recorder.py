@@ -30,7 +30,6 @@ class Recorder:
         self._gap_ns = array("q")
         self._gap_steps = array("q")
         self._gap_count = array("q")
-        self._late_ns = array("q")
         self.finished = 0
 
     def interval(
@@ -61,9 +60,12 @@ class Recorder:
             self._gap_steps.append(facts[2])
             self._gap_count.append(decodes)
 
-    def late_gap(self, gap_ns: int) -> None:
-        """Write down one gap between tokens that was not one step long."""
-        self._late_ns.append(gap_ns)
+    def gaps(self, gap_ns: int, count: int = 1) -> None:
+        """Write down gaps between tokens that were not one step long."""
+        if count:
+            self._gap_ns.append(gap_ns)
+            self._gap_steps.append(1)
+            self._gap_count.append(count)
 
     def request(self, seq: Sequence, finish_ns: int, output_tokens: int, status: int) -> None:
         """Write down a request that has left the engine."""
@@ -82,6 +84,7 @@ class Recorder:
                 seq.priority,
                 seq.draft_tokens,
                 seq.accepted_tokens,
+                seq.promoted,
                 status,
             )
         )
@@ -99,13 +102,12 @@ class Recorder:
         steps = _table(self._steps, len(STEP_COLUMNS))
         facts = {name: steps[:, i].copy() for i, name in enumerate(STEP_COLUMNS)}
         costs = self._interval_costs(facts, decode_cost)
-        late = _ints(self._late_ns)
         counts = np.repeat(_ints(self._gap_count), _ints(self._gap_steps))
         return Trace(
             requests={name: requests[:, i].copy() for i, name in enumerate(REQUEST_COLUMNS)},
             steps={**facts, **{f"{part}_s": costs[:, i] for i, part in enumerate(PARTS)}},
-            gap_ns=np.concatenate([_ints(self._gap_ns), late]),
-            gap_count=np.concatenate([counts, np.ones_like(late)]),
+            gap_ns=_ints(self._gap_ns).copy(),
+            gap_count=counts,
             flops=float(costs[:, len(PARTS)].sum()),
             bytes=float(costs[:, len(PARTS) + 1].sum()),
             kv_blocks=kv_blocks,

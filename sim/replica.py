@@ -5,6 +5,7 @@ can happen in between. With asynchronous scheduling two steps are in flight: the
 planned while the device works on the last.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Generator
 
@@ -14,11 +15,13 @@ import simpy
 from simpy.events import Event
 
 from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
+from servecast.sim.arrivals import Alarm
 from servecast.sim.plan import StepPlan
 from servecast.sim.recorder import Recorder
+from servecast.sim.request import WaitLimit
 from servecast.sim.scheduler import Scheduler
-from servecast.sim.sequence import FINISHED, Sequence
-from servecast.sim.trace import COMPLETED, REFUSED
+from servecast.sim.sequence import FINISHED, WAITING, Sequence
+from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT
 
 Durations = list[int] | npt.NDArray[np.int64]
 
@@ -42,6 +45,9 @@ class Replica:
     ----------
     next_arrival_ns : when the next request will arrive, at the earliest
     on_finish : told of every request that leaves
+    wait_limits : of each class of requests
+    batch_wait_ns : how long a scheduler that fills batches waits for one to be full
+    swap_block_s : seconds that one block takes over the host link
     fast_forward : let equal decode steps pass in one event; False steps through each of them
     """
 
@@ -54,6 +60,9 @@ class Replica:
         next_arrival_ns: Callable[[], int],
         on_finish: Callable[[Sequence], None],
         *,
+        wait_limits: tuple[WaitLimit | None, ...] = (),
+        batch_wait_ns: int | None = None,
+        swap_block_s: float = 0.0,
         fast_forward: bool = True,
     ) -> None:
         self.env = env
@@ -63,6 +72,10 @@ class Replica:
         self.refusals: list[str] = []
         self._next_arrival_ns = next_arrival_ns
         self._on_finish = on_finish
+        self._wait_limits = wait_limits
+        self._batch_wait_ns = batch_wait_ns
+        self._swap_block_s = swap_block_s
+        self._deadlines: list[tuple[int, int, Sequence]] = []
         self._fast_forward = fast_forward
         self._decode_costs: dict[int, tuple[DecodeCost, int]] = {}
         self._idle: Event | None = None
@@ -80,6 +93,14 @@ class Replica:
             )
             return
         self.scheduler.add(seq)
+        limit = self._wait_limits[seq.klass] if self._wait_limits else None
+        if limit is not None:
+            self._at(limit.wait_ns, seq, self._reject if limit.reject else self._promote)
+        if self._batch_wait_ns is not None:
+            self._at(self._batch_wait_ns, seq, self._hurry)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle.succeed()
@@ -99,24 +120,69 @@ class Replica:
                     if len(in_flight) < depth:
                         continue
                 elif not in_flight:
-                    # A step that only preempts is followed by one that can admit.
-                    if not plan.preempted:
+                    if scheduler.patient:
+                        yield self._sleep()
+                    elif not plan.preempted:
+                        # A step that only preempts is followed by one that can admit.
                         self._refuse_head()
                     continue
             elif not in_flight:
-                self._idle = env.event()
-                yield self._idle
+                yield self._sleep()
                 continue
             until = self._reach(in_flight)
             yield timeout(until - env.now)
             self._pass(in_flight)
 
+    def _sleep(self) -> Event:
+        self._idle = self.env.event()
+        return self._idle
+
+    # ---------------------------------------------------------------- waiting too long
+
+    def _at(self, delay_ns: int, seq: Sequence, act: Callable[[Sequence], None]) -> None:
+        """Act on a sequence that is still waiting after `delay_ns`."""
+        heapq.heappush(self._deadlines, (self.env.now + delay_ns, seq.index, seq))
+
+        def due(_: Event) -> None:
+            if seq.status == WAITING:
+                act(seq)
+
+        alarm = Alarm(self.env, delay_ns)
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(due)
+
+    def _reject(self, seq: Sequence) -> None:
+        self.scheduler.waiting.remove(seq)
+        seq.status = FINISHED
+        self.recorder.request(seq, -1, 0, TIMED_OUT)
+        self._on_finish(seq)
+
+    def _promote(self, seq: Sequence) -> None:
+        self.scheduler.waiting.promote(seq)
+        self._wake()
+
+    def _hurry(self, seq: Sequence) -> None:
+        """Let a batch that is not full go."""
+        self.scheduler.hurry(seq)
+        self._wake()
+
+    def _horizon_ns(self) -> int:
+        """Until when nothing can happen to the queue from outside."""
+        deadlines = self._deadlines
+        now = self.env.now
+        while deadlines and (deadlines[0][0] <= now or deadlines[0][2].status != WAITING):
+            heapq.heappop(deadlines)
+        arrival = self._next_arrival_ns()
+        return min(arrival, deadlines[0][0]) if deadlines else arrival
+
     # ---------------------------------------------------------------- time
 
     def _price(self, plan: StepPlan, in_flight: deque[_Flight]) -> _Flight:
         """Time of a plan; of a uniform one also of the steps that may be planned alike."""
-        if plan.chunks:
+        if plan.chunks or plan.swapped:
             cost = self.cost.step(_shape(plan))
+            if plan.swapped:
+                cost = cost._replace(swap_s=plan.swapped * self._swap_block_s)
             return _Flight(plan, [cost.total_ns], cost)
         decode, least_ns = self._decode_cost(plan.decodes)
         alike = 0
@@ -128,7 +194,7 @@ class Replica:
             alike = self.scheduler.steps_alike(plan)
             if alike:
                 # No step is shorter than one without context: no more than these can start.
-                alike = min(alike, (self._next_arrival_ns() - self.env.now) // least_ns + 1)
+                alike = min(alike, (self._horizon_ns() - self.env.now) // least_ns + 1)
         return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1), None)
 
     def _reach(self, in_flight: deque[_Flight]) -> int:
@@ -149,7 +215,7 @@ class Replica:
         last = len(durations) - (len(in_flight) > 1)
         if first >= last:
             return until
-        horizon = self._next_arrival_ns()
+        horizon = self._horizon_ns()
         more = 0
         if isinstance(durations, list):
             for duration in durations[first:last]:
@@ -195,18 +261,22 @@ class Replica:
                 len(plan.preempted),
             ),
             durations,
-            plan.decodes,
+            plan.decodes if scheduler.streams else 0,
             oldest.cost,
         )
         for seq, _ in scheduler.commit(plan):
             if seq.first_token_ns < 0:
                 seq.first_token_ns = end
             else:
-                self.recorder.late_gap(end - seq.last_token_ns)
+                self.recorder.gaps(end - seq.last_token_ns)
             seq.last_token_ns = end
         for seq in plan.unsettled:
             seq.last_token_ns = end
         for seq in plan.finishing:
+            if not scheduler.streams:
+                # All tokens come at once.
+                seq.first_token_ns = end
+                self.recorder.gaps(0, seq.output_tokens - 1)
             self.recorder.request(seq, end, seq.output_tokens, COMPLETED)
             self._on_finish(seq)
         self._last_commit_ns = self.env.now

@@ -21,6 +21,17 @@ BLOCK_INDEX_BITS = 24
 
 
 @dataclass(frozen=True)
+class WaitLimit:
+    """How long a request of a class may wait for its first admission, and what happens then.
+
+    `reject` gives it up; otherwise it goes ahead of the queue.
+    """
+
+    wait_ns: int
+    reject: bool
+
+
+@dataclass(frozen=True)
 class RequestTable:
     """One row a request; row i is request i everywhere.
 
@@ -35,6 +46,7 @@ class RequestTable:
     shared : segments at the head of the prompt that others may have too
     after : the request whose end releases this one, `think_ns` later; -1 for none
     concurrency : clients of a closed loop, each sending the next row when its last is done
+    wait_limits : of each class, None where it waits as long as it takes; empty for none at all
     """
 
     arrival_ns: IntArray
@@ -48,6 +60,7 @@ class RequestTable:
     think_ns: IntArray | None = None
     concurrency: int | None = None
     class_names: tuple[str, ...] = field(default=("default",))
+    wait_limits: tuple[WaitLimit | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_ns)

@@ -81,10 +81,22 @@ class Scheduler:
         )
         self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
         self._in_flight: StepPlan | None = None
+        self._swap_room = limits.swap_blocks
         self._serial = 0
         self._number = 0
 
     # ---------------------------------------------------------------- what the engine calls
+
+    #: whether tokens are delivered as they come
+    streams = True
+
+    @property
+    def patient(self) -> bool:
+        """Whether an empty plan means that more requests are waited for."""
+        return False
+
+    def hurry(self, seq: Sequence) -> None:
+        """Do not let this one wait for more requests."""
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that has just arrived."""
@@ -315,7 +327,7 @@ class Scheduler:
                     budget += given
                     room += given + slots
                     spec.pop(victim, None)
-                self._preempt(victim)
+                plan.swapped += self._preempt(victim)
                 preempted.append(victim)
                 if victim is seq:
                     break
@@ -332,7 +344,7 @@ class Scheduler:
         plan.spec = spec
         plan.preempted = preempted
         if not preempted and self.waiting:
-            self._admit(plan, budget, room, prefilling)
+            self._admit(plan, budget, room, pads=not prefilling, decoding=bool(scheduled))
         if self.aggregate:
             self._regroup(plan, before)
         else:
@@ -377,9 +389,13 @@ class Scheduler:
                 spec[seq] = min(drafts, seq.drafts)
             seq.drafts = 0
 
-    def _preempt(self, seq: Sequence) -> None:
-        """Take everything from a running sequence and put it at the head of the queue."""
+    def _preempt(self, seq: Sequence) -> int:
+        """Take everything from a running sequence and put it at the head of the queue.
+
+        Returns the blocks that go to host memory.
+        """
         in_flight = self._in_flight
+        swapped = self._swap_out(seq)
         self._release(seq)
         seq.computed_tokens = 0
         seq.drafts = 0
@@ -391,6 +407,27 @@ class Scheduler:
         if seq in self.explicit:
             self.explicit.remove(seq)
         self.waiting.put_back(seq)
+        return swapped
+
+    def _swap_out(self, seq: Sequence) -> int:
+        """Keep a sequence's KV in host memory, if there is room: blocks moved."""
+        blocks = -(-seq.computed_tokens // self.limits.block_size)
+        if blocks > self._swap_room:
+            return 0
+        self._swap_room -= blocks
+        seq.kept_tokens = seq.computed_tokens
+        # The private run comes back from the host, so it is not left behind in the pool.
+        seq.private = 0
+        return blocks
+
+    def _swap_in(self, seq: Sequence, found: int) -> int:
+        """Fetch what a look-up did not find: blocks moved."""
+        if not seq.kept_tokens:
+            return 0
+        blocks = -(-seq.kept_tokens // self.limits.block_size)
+        self._swap_room += blocks
+        seq.kept_tokens = 0
+        return max(0, blocks - found)
 
     def _regroup(self, plan: StepPlan, before: list[Sequence]) -> None:
         """After a walk: those that decoded go back into the aggregate, the rest wait outside."""
@@ -439,22 +476,37 @@ class Scheduler:
 
     # ---------------------------------------------------------------- admission
 
-    def _admit(self, plan: StepPlan, budget: int, room: int, prefilling: bool = False) -> None:
-        """Let waiting sequences in while slots, tokens and blocks last; a misfit ends it."""
+    def _admit(
+        self,
+        plan: StepPlan,
+        budget: int,
+        room: int,
+        *,
+        pads: bool = False,
+        decoding: bool = False,
+    ) -> None:
+        """Let waiting sequences in while slots, tokens and blocks last; a misfit ends it.
+
+        `pads`: one-token admissions may be widened to the shape of a verification; `decoding`:
+        running sequences are scheduled beside them.
+        """
         limits, waiting, running = self.limits, self.waiting, self.running
         if len(running) >= limits.max_num_seqs:
             return
         threshold, slots = self._threshold(), limits.draft_slots
         admitted: list[tuple[Sequence, int]] = []
         resumed: list[tuple[Sequence, int]] = []
+        # Those that waited too long go ahead alone, in a batch as small as they are few.
+        ahead = False
         while budget > 0 and room > slots and waiting and len(running) < limits.max_num_seqs:
             seq = waiting.peek()
             hits, private = self._hits(seq)
-            computed = (len(hits) + private) * limits.block_size
+            found = len(hits) + private
+            computed = max(found * limits.block_size, seq.kept_tokens)
             most = min(budget, room - slots)
             tokens = seq.known_tokens - computed
             padded = 0
-            if tokens == 1 and not prefilling and self._may_pad(plan, computed):
+            if tokens == 1 and pads and self._may_pad(computed, decoding):
                 padded = limits.num_speculative_tokens
                 if 1 + padded > most:
                     break
@@ -467,8 +519,12 @@ class Scheduler:
                 tokens = most
             if not self._admissible(seq, computed + tokens, hits, private):
                 break
+            if ahead and not seq.promoted:
+                break
+            ahead = seq.promoted
             waiting.popleft()
-            self._enter(seq, computed + tokens, hits, private)
+            plan.swapped += self._swap_in(seq, found)
+            self._enter(seq, computed, computed + tokens, hits, private)
             (admitted if seq.status == WAITING else resumed).append((seq, computed))
             seq.status = RUNNING
             plan.chunks.append((seq, tokens, computed))
@@ -483,7 +539,9 @@ class Scheduler:
         if resumed:
             plan.resumed = resumed
 
-    def _enter(self, seq: Sequence, upto: int, hits: list[int], private: int) -> None:
+    def _enter(
+        self, seq: Sequence, computed: int, upto: int, hits: list[int], private: int
+    ) -> None:
         """Give an admitted sequence its place and its blocks for tokens up to `upto`."""
         if hits:
             self.pool.share(hits)
@@ -491,8 +549,8 @@ class Scheduler:
             self.pool.reclaim(seq.segment_id, private)
         seq.handles = hits
         seq.private = private
-        seq.blocks = blocks = len(hits) + private
-        seq.computed_tokens = blocks * self.limits.block_size
+        seq.blocks = len(hits) + private
+        seq.computed_tokens = computed
         self._grow(seq, upto)
         self._cache(seq, min(upto, seq.known_tokens))
         seq.serial = self._serial
@@ -521,12 +579,12 @@ class Scheduler:
             return hits, 0
         return hits, self.pool.private_blocks(seq.segment_id)
 
-    def _may_pad(self, plan: StepPlan, computed: int) -> bool:
-        """Whether a one-token admission is widened to the shape of a verification."""
+    def _may_pad(self, computed: int, decoding: bool) -> bool:
+        """Whether there is reason and room to widen an admission of one token."""
         k = self.limits.num_speculative_tokens
         return (
             k > 0
-            and (bool(plan.scheduled) or computed > 0)
+            and (decoding or computed > 0)
             and computed + 2 + k <= self.limits.max_model_len
         )
 
@@ -643,6 +701,7 @@ class Scheduler:
         seq.stale = False
         if seq.status == PREEMPTED:
             self.waiting.remove(seq)
+            self._swap_in(seq, 0)
         else:
             self._release(seq)
             del self.running[seq.serial]

@@ -26,6 +26,7 @@ class Sequence:
         "admitted_ns",
         "aggregated",
         "arrival_ns",
+        "asked_tokens",
         "base",
         "blocks",
         "computed_tokens",
@@ -36,6 +37,7 @@ class Sequence:
         "handles",
         "index",
         "klass",
+        "kept_tokens",
         "known_tokens",
         "last_token_ns",
         "naming",
@@ -45,6 +47,7 @@ class Sequence:
         "preemptions",
         "prefilling",
         "private",
+        "promoted",
         "prefix_hit_tokens",
         "priority",
         "prompt_tokens",
@@ -73,6 +76,8 @@ class Sequence:
         self.index = index
         self.prompt_tokens = prompt_tokens
         self.output_limit = output_limit
+        #: what the client gets of it, where a static batch makes it decode for longer
+        self.asked_tokens = output_limit
         self.segment_id = segment_id
         self.shared = shared
         self.priority = priority
@@ -87,6 +92,10 @@ class Sequence:
         self.drafts = 0
         self.stale = False
         self.prefilling = False
+        #: computed tokens whose KV waits in host memory
+        self.kept_tokens = 0
+        #: has waited its limit, and goes first
+        self.promoted = False
         self.scheduled_step = -1
         self.serial = -1
         self.blocks = 0
@@ -128,30 +137,46 @@ class FCFSQueue(deque[Sequence]):
     def put_back(self, seq: Sequence) -> None:
         self.appendleft(seq)
 
+    def promote(self, seq: Sequence) -> None:
+        """Move a waiting sequence to the head, behind those promoted before it."""
+        self.remove(seq)
+        ahead = 0
+        while ahead < len(self) and self[ahead].promoted:
+            ahead += 1
+        seq.promoted = True
+        self.insert(ahead, seq)
+
 
 class PriorityQueue:
     """Lowest (priority, arrival) first; a preempted sequence goes back to its place."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Sequence]] = []
+        #: (0 for a promoted one, priority, order, sequence)
+        self._heap: list[tuple[int, int, int, Sequence]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2]))
+        return (entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3]))
 
     def append(self, seq: Sequence) -> None:
-        heapq.heappush(self._heap, (seq.priority, seq.order, seq))
+        heapq.heappush(self._heap, (not seq.promoted, seq.priority, seq.order, seq))
 
     put_back = append
 
     def peek(self) -> Sequence:
-        return self._heap[0][2]
+        return self._heap[0][3]
 
     def popleft(self) -> Sequence:
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[3]
 
     def remove(self, seq: Sequence) -> None:
-        self._heap.remove((seq.priority, seq.order, seq))
+        self._heap.remove((not seq.promoted, seq.priority, seq.order, seq))
         heapq.heapify(self._heap)
+
+    def promote(self, seq: Sequence) -> None:
+        """Let a waiting sequence go before all that are not promoted."""
+        self.remove(seq)
+        seq.promoted = True
+        self.append(seq)

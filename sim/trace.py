@@ -21,6 +21,7 @@ REQUEST_COLUMNS = (
     "priority",
     "draft_tokens",
     "accepted_tokens",
+    "promoted",
     "status",
 )
 

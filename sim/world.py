@@ -13,6 +13,7 @@ from servecast.sim.replica import Replica
 from servecast.sim.request import RequestTable
 from servecast.sim.scheduler import Scheduler
 from servecast.sim.sequence import Sequence
+from servecast.sim.static import StaticScheduler
 from servecast.sim.trace import Trace
 
 #: Told now and then how many requests have left.
@@ -34,6 +35,9 @@ def simulate(
     limits: SchedulerLimits,
     cost: CostModel,
     *,
+    static_batching: bool = False,
+    batch_wait_ns: int = 0,
+    swap_block_s: float = 0.0,
     fast_forward: bool = True,
     aggregate: bool = True,
     private_runs: bool = True,
@@ -41,13 +45,19 @@ def simulate(
 ) -> Run:
     """Serve every request of `table` and return what happened.
 
+    `static_batching` fills batches, waiting at most `batch_wait_ns` for one to be full.
+    `swap_block_s` is the time of one block over the host link (`SchedulerLimits.swap_blocks`).
     The other switches choose how the same result is reached. `fast_forward=False` makes every
     step an event, `aggregate=False` visits every sequence in every step, `private_runs=False`
     names every block: the slow references that the fast way is held against.
     """
     env = simpy.Environment()
     recorder = Recorder()
-    scheduler = Scheduler(limits, aggregate=aggregate, private_runs=private_runs)
+    scheduler: Scheduler
+    if static_batching:
+        scheduler = StaticScheduler(limits)
+    else:
+        scheduler = Scheduler(limits, aggregate=aggregate, private_runs=private_runs)
     done = env.event()
     total = len(table)
 
@@ -66,6 +76,9 @@ def simulate(
         recorder,
         lambda: source.next_ns,
         on_finish,
+        wait_limits=table.wait_limits,
+        batch_wait_ns=batch_wait_ns if static_batching else None,
+        swap_block_s=swap_block_s,
         fast_forward=fast_forward,
     )
     source = Source(env, table, limits.max_model_len, replica.submit)
