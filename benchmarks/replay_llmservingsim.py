@@ -27,7 +27,11 @@ RUNS = (
         "rtx-4090",
         "{max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
         "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}",
-        {"ttft_s": (0.006, 0.008, 0.003), "tpot_s": (0.002, 0.002, 0.009), "e2e_s": (0.005, 0.009, 0.004)},
+        {
+            "ttft_s": (0.006, 0.008, 0.003),
+            "tpot_s": (0.002, 0.002, 0.009),
+            "e2e_s": (0.005, 0.009, 0.004),
+        },
     ),
     (
         "RTXPRO6000-Llama-3.1-8B",

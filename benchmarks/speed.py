@@ -22,7 +22,8 @@ SCENARIO = """
 name: speed
 model: meta-llama/Llama-3.1-8B
 hardware: h100-sxm
-engine: {{max_num_seqs: 256, max_num_batched_tokens: 2048, block_size: 16, enable_prefix_caching: true}}
+engine:
+  {{max_num_seqs: 256, max_num_batched_tokens: 2048, block_size: 16, enable_prefix_caching: true}}
 workload:
   arrivals: {arrivals}
   {lengths}
@@ -45,7 +46,8 @@ LOADS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("engine.max_num_seqs=1024",),
     ),
     "Azure conversation": (
-        f"{{kind: trace, path: {SHARED}/traces/azure-2023/AzureLLMInferenceTrace_conv.csv, limit: REQUESTS}}",
+        f"{{kind: trace, path: {SHARED}/traces/azure-2023/AzureLLMInferenceTrace_conv.csv, "
+        "limit: REQUESTS}",
         "",
         ("engine.max_num_batched_tokens=8192",),
     ),

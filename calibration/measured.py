@@ -32,9 +32,7 @@ class Latencies:
     ) -> "Latencies":
         """From seconds on one clock; a request of one token has no further token."""
         several = outputs > 1
-        return cls(
-            first - sent, ((last - first)[several]) / (outputs[several] - 1), last - sent
-        )
+        return cls(first - sent, ((last - first)[several]) / (outputs[several] - 1), last - sent)
 
 
 def read_requests(path: Path) -> Latencies:

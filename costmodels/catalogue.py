@@ -59,7 +59,8 @@ def load_model(name_or_path: str) -> ModelSpec:
     known = _model_index()
     key = name_or_path.lower()
     if key not in known:
-        raise InputError(_unknown("model", name_or_path, known, "a config.json"))
+        names = [full for full, _ in known.values()]
+        raise InputError(_unknown("model", name_or_path, names, "a config.json"))
     name, config = known[key]
     return model_from_config(config, name)
 
@@ -196,6 +197,7 @@ def _number(value: Any, where: str) -> float:
 def _unknown(what: str, name: str, known: Iterable[str], other: str | None) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.4)
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    spelled = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(name.lower(), list(spelled), n=3, cutoff=0.4)
+    hint = f"; did you mean {', '.join(spelled[word] for word in close)}?" if close else ""
     return f"{what}: {name!r} is not known{hint}" + (f" (or give {other})" if other else "")

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from servecast.reports import units
-from servecast.reports.metrics import LATENCIES, RunFacts
+from servecast.reports.latencies import LATENCIES
+from servecast.reports.metrics import RunFacts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,15 +43,11 @@ def _header(facts: RunFacts) -> "RenderableType":
 
     device = f"{facts.devices} x {facts.hardware}"
     flags = "  ".join(
-        f"{flag} {_flag(facts.engine[flag])}" for flag in HEADER_FLAGS if flag in facts.engine
+        f"{flag} {units.flag(facts.engine[flag])}" for flag in HEADER_FLAGS if flag in facts.engine
     )
     return Group(
         Text(facts.name, style="bold"), Text(f"{facts.model} on {device}"), Text(flags, "dim")
     )
-
-
-def _flag(value: Any) -> str:
-    return {True: "on", False: "off", None: "auto"}.get(value, str(value))
 
 
 def _latencies(summary: Mapping[str, Any]) -> "Table":
@@ -125,6 +122,14 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if share[part] >= LEAST_SHARE
     ]
     yield "step time", ", ".join(parts) or units.NONE
+    for name, entry in summary.get("classes", {}).items():
+        ttft, e2e = entry["ttft_s"], entry["e2e_s"]
+        yield (
+            "class",
+            f"{name}: n {ttft['n']:,}, ttft p95 {units.seconds(ttft['p95'])}, "
+            f"e2e p95 {units.seconds(e2e['p95'])}, "
+            f"within sla {units.percent(entry['goodput_share'])}",
+        )
     if "cost" in summary:
         cost = summary["cost"]
         yield (
@@ -141,8 +146,9 @@ def _verdict(sla: Mapping[str, Any]) -> "Iterator[tuple[str, Text]]":
         mark, style = ("✓", "green") if clause["met"] else ("✗", "bold red")
         name = clause["clause"]
         value, limit = (units.clause_number(name, clause[key]) for key in ("value", "limit"))
-        yield "" if number else "sla", Text.assemble(
-            (f"{mark} {name.removesuffix('_s')}", style), f" {value}, limit {limit}"
+        yield (
+            "" if number else "sla",
+            Text.assemble((f"{mark} {name.removesuffix('_s')}", style), f" {value}, limit {limit}"),
         )
 
 
@@ -153,4 +159,4 @@ def _intervals(replications: Mapping[str, Any] | None) -> Iterator[tuple[str, st
     for name, interval in replications.items():
         if name != "n":
             mean, lo, hi = (units.headline(name, interval[key]) for key in ("mean", "lo", "hi"))
-            yield "", f"{name.removesuffix('_s')} {mean} ({lo} to {hi})"
+            yield "", f"{units.headline_name(name)}: {mean} ({lo} to {hi})"

@@ -8,25 +8,32 @@ import numpy.typing as npt
 
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports import units
-from servecast.reports.metrics import latency_samples_ns
+from servecast.reports.latencies import latency_samples_ns
 from servecast.reports.quantiles import WeightedSample
-from servecast.reports.svg import COLOURS, message, panel
-from servecast.reports.timeline import Timeline, timeline
+from servecast.reports.svg import BOTTOM, COLOURS, TOP, message, panel
+from servecast.reports.timeline import ArrivalGroups, Timeline, timeline
 from servecast.sim.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 FloatArray = npt.NDArray[np.float64]
 
 #: A wider range of values than this gets a logarithmic axis.
 LINEAR_RANGE = 12
 
+#: Steps of round ticks, in tenths of a power of ten: 6 and 3 suit minutes.
+TICK_STEPS = [1, 2, 3, 5, 6, 10]
+
 #: Percents at which a distribution is drawn, closer towards the tail.
 CURVE = np.concatenate([np.linspace(0, 95, 160), np.linspace(95, 100, 60)[1:]])
 
 #: Marked percentiles, and where their label stands from the mark: points, and alignment.
-MARKS = {50: (7, -4, "left"), 95: (7, -13, "left"), 99: (0, 6, "center")}
+MARKS = {50: (6, -13, "left"), 95: (6, -13, "left"), 99: (0, 6, "center")}
+
+#: Points from bar to bar.
+BAR_HEIGHT = 27
 
 
 # ---------------------------------------------------------------- distributions
@@ -63,36 +70,45 @@ def latency_cdf(sample: WeightedSample, limits: Mapping[str, float], label: str)
                 horizontalalignment=align,
             )
         for stat, limit in limits.items():
-            _limit(axes, limit, f"limit {stat}")
+            _limit(axes, limit, f"limit {units.stat_name(stat)}")
 
     return panel(draw, f"Cumulative distribution: {label}")
 
 
 def _seconds_axis(axes: "Axes", curve_s: FloatArray, limits: Mapping[str, float]) -> None:
     """Linear from 0 where that shows the distribution, else logarithmic."""
-    from matplotlib.ticker import FixedLocator, MaxNLocator
-
     floor = 1 / NS_PER_S
-    low, middle = max(float(curve_s[0]), floor), max(float(np.median(curve_s)), floor)
-    high = max(float(curve_s[-1]), *limits.values(), floor)
+    middle = max(float(np.median(curve_s)), floor)
+    high = max([float(curve_s[-1]), floor, *limits.values()])
     if high / middle < LINEAR_RANGE:
         axes.set_xlim(0, high * 1.08)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-    else:
-        low = max(low, high * 1e-6)
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.15, high * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(_decades(low, high)))
-        axes.xaxis.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: units.tick_seconds(value))
+        _time_ticks(axes.xaxis, high * 1.08)
+        return
+    low = max(float(curve_s[0]), high * 1e-6)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.15, high * 1.3)
+    ticks = _decades(low / 1.15, high * 1.3)
+    axes.set_xticks(ticks, [units.tick_seconds(tick) for tick in ticks])
+    axes.minorticks_off()
+
+
+def _time_ticks(axis: "Axis", high_s: float) -> None:
+    """Round ticks from 0 in the unit that fits the highest, which alone names it."""
+    from matplotlib.ticker import MaxNLocator
+
+    unit, size = units.clock_unit(high_s)
+    ticks = np.asarray(MaxNLocator(6, steps=TICK_STEPS).tick_values(0, high_s / size))
+    ticks = ticks[ticks <= high_s / size]
+    labels = [f"{tick:g}" for tick in ticks]
+    axis.set_ticks(ticks * size, [*labels[:-1], f"{labels[-1]} {unit}"])
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten from `low` to `high`, with 3 between where there are few."""
+    """Powers of ten between, with their threefold where there is room."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     steps = (1.0, 3.0) if len(powers) <= 4 else (1.0,)
     ticks = [step * 10.0**power for power in powers for step in steps]
-    return [tick for tick in ticks if low / 1.15 <= tick <= high * 1.3]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _limit(axes: "Axes", limit: float, label: str) -> None:
@@ -112,7 +128,7 @@ def _limit(axes: "Axes", limit: float, label: str) -> None:
 
 
 def timelines(trace: Trace) -> dict[str, str]:
-    """Panels over time: `requests`, `kv`, `output`, `prefill`, `preemptions`."""
+    """Panels over time, by the names of `PANELS`."""
     line = timeline(trace)
     figures = {}
     for name, (label, draw) in PANELS.items():
@@ -129,18 +145,49 @@ def _time_panel(line: Timeline, draw: Callable[["Axes", Timeline], None], label:
     from matplotlib.ticker import MaxNLocator
 
     def draw_all(axes: "Axes") -> None:
-        end_s = float(line.edges_s[-1])
-        unit, size = units.clock_unit(end_s)
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_formatter(lambda value, _: units.compact(value))
         draw(axes, line)
-        axes.set_xlim(0, end_s)
         axes.set_ylim(bottom=0)
-        ticks = MaxNLocator(5, steps=[1, 2, 3, 5, 6, 10]).tick_values(0, end_s / size)
-        ticks = ticks[ticks <= end_s / size]
-        axes.set_xticks(ticks * size, [f"{tick:g} {unit}" if tick else "0" for tick in ticks])
+        axes.set_xlim(0, line.edges_s[-1])
+        _time_ticks(axes.xaxis, float(line.edges_s[-1]))
 
     return panel(draw_all, label)
+
+
+def ttft_over_time(groups: ArrivalGroups, limits: Mapping[str, float]) -> str:
+    """P50 and P95 of time to first token by arrival, with its limits."""
+    label = "Time to first token by arrival"
+    if not groups.size:
+        return message("nothing to measure", label)
+
+    def draw(axes: "Axes") -> None:
+        mark = "o" if len(groups.arrival_s) == 1 else ""
+        for name, colour in (("p50", "blue"), ("p95", "green")):
+            axes.plot(
+                groups.arrival_s,
+                groups.ttft_s[name],
+                mark + "-",
+                color=COLOURS[colour],
+                label=units.stat_name(name),
+            )
+        for stat, limit in limits.items():
+            style = (0, (4, 3))
+            axes.axhline(
+                limit,
+                color=COLOURS["vermillion"],
+                linewidth=1.2,
+                linestyle=style,
+                label=f"limit {units.stat_name(stat)}",
+            )
+        high = 1.25 * max([float(groups.ttft_s["p95"].max()), 1 / NS_PER_S, *limits.values()])
+        axes.set_ylim(0, high)
+        _time_ticks(axes.yaxis, high)
+        axes.set_xlim(0, max(groups.end_s, 1 / NS_PER_S))
+        _time_ticks(axes.xaxis, groups.end_s)
+        axes.legend(loc="upper left", ncols=3)
+
+    return panel(draw, label)
 
 
 def _requests(axes: "Axes", line: Timeline) -> None:
@@ -205,10 +252,10 @@ def step_time(share: Mapping[str, float]) -> str:
             )
         axes.set_yticks(range(len(parts)), [units.PART_NAMES[part] for part in parts])
         axes.tick_params("y", labelcolor=COLOURS["ink"])
-        axes.set_ylim(-0.6, max(len(parts), 5) - 0.4)
+        axes.set_ylim(-0.5, len(parts) - 0.5)
         axes.set_xlim(0, max(widths) * 1.25)
         axes.set_xticks([])
         axes.grid(visible=False)
         axes.spines["bottom"].set_visible(False)
 
-    return panel(draw, label, left=130)
+    return panel(draw, label, height=BAR_HEIGHT * len(parts) + BOTTOM + TOP, left=140)

@@ -13,9 +13,14 @@ def atomic_write(path: Path | str) -> Iterator[Path]:
     """Yield a path beside `path` to write to; it takes the name `path` when the block ends well.
 
     Whatever ends the block early, Ctrl-C among it, leaves what was at `path` untouched and
-    nothing beside it. Missing folders are made. Raises OSError as writing does.
+    nothing beside it. Missing folders are made, links followed; what is no file (/dev/stdout) is
+    written as it is. Raises OSError as writing does.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, for only within a file system is a rename one step; by process, so that
     # two runs into one folder do not write into each other.

@@ -8,17 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.costmodels.shape import NS_PER_S, PARTS
-from servecast.reports.quantiles import WeightedSample, latency_block
+from servecast.reports.latencies import (
+    LATENCIES,
+    Latencies,
+    completed_rows,
+    latency_block,
+    latency_samples_ns,
+    request_latencies_ns,
+    samples_of,
+)
 from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT, Trace
 
 IntArray = npt.NDArray[np.int64]
-Latency = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-
-LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue")
-
 MEMORY_KEYS = tuple(
     f"{part}_bytes" for part in ("weights", "activation", "graph", "other", "kv", "total")
 )
+
+#: Parts of a step in which the device waits, for the host or for its link.
+WAITING_PARTS = ("host", "swap")
 
 #: Share of requests by clause name: the requests that count against it.
 RATES = {"timeout_rate": "timed_out", "failure_rate": "failed"}
@@ -124,44 +131,7 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
     return summary
 
 
-# ---------------------------------------------------------------- latencies
-
-
-def completed_rows(trace: Trace, klass: int | None = None) -> dict[str, IntArray]:
-    """Columns of the requests that completed, of one class if asked."""
-    wanted = trace.requests["status"] == COMPLETED
-    if klass is not None:
-        wanted &= trace.requests["klass"] == klass
-    return {name: column[wanted] for name, column in trace.requests.items()}
-
-
-def request_latencies_ns(rows: Mapping[str, IntArray]) -> dict[str, Latency]:
-    """Latencies that each completed request has, row by row; `tpot` is NaN for one token.
-
-    ttft : arrival to first token
-    tpot : (finish - first token) / (output tokens - 1), as vLLM's benchmark defines it
-    e2e : arrival to last token
-    queue : arrival to first admission
-    """
-    gaps = rows["output_tokens"] - 1
-    decoding = rows["finish_ns"] - rows["first_token_ns"]
-    return {
-        "ttft": rows["first_token_ns"] - rows["arrival_ns"],
-        "tpot": np.where(gaps > 0, decoding / np.maximum(gaps, 1), np.nan),
-        "e2e": rows["finish_ns"] - rows["arrival_ns"],
-        "queue": rows["admitted_ns"] - rows["arrival_ns"],
-    }
-
-
-def latency_samples_ns(trace: Trace) -> dict[str, WeightedSample]:
-    """The five samples behind the latency blocks, by name (`LATENCIES`)."""
-    samples = _samples(request_latencies_ns(completed_rows(trace)))
-    samples["itl"] = WeightedSample(trace.gap_ns, trace.gap_count)
-    return samples
-
-
-def _samples(latencies: Mapping[str, Latency]) -> dict[str, WeightedSample]:
-    return {name: WeightedSample(values[~np.isnan(values)]) for name, values in latencies.items()}
+# ---------------------------------------------------------------- classes
 
 
 def _class_summary(
@@ -169,7 +139,7 @@ def _class_summary(
 ) -> dict[str, Any]:
     """One class: gaps between tokens are recorded for all classes together, so no `itl_s`."""
     latencies = request_latencies_ns(completed_rows(trace, klass))
-    blocks = {f"{name}_s": latency_block(sample) for name, sample in _samples(latencies).items()}
+    blocks = {f"{name}_s": latency_block(sample) for name, sample in samples_of(latencies).items()}
     status = trace.requests["status"][trace.requests["klass"] == klass]
     good = int(_good(latencies, sla).sum())
     return {
@@ -180,7 +150,7 @@ def _class_summary(
     }
 
 
-def _good(latencies: Mapping[str, Latency], sla: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+def _good(latencies: Latencies, sla: Mapping[str, float]) -> npt.NDArray[np.bool_]:
     """Requests that themselves stay within every limit put on a percentile or maximum.
 
     Goodput as in DistServe (Zhong et al., OSDI 2024). A limit on a mean, on gaps or on a rate
@@ -229,12 +199,12 @@ def _kv(trace: Trace, facts: RunFacts) -> dict[str, Any]:
 def _utilisation(trace: Trace, facts: RunFacts, duration_s: float) -> dict[str, float]:
     """Shares of the whole duration, idle time included.
 
-    `device_busy` is time in steps without their host part, in which the device waits. `mfu` and
+    `device_busy` is time in steps without the parts in which the device waits. `mfu` and
     `bandwidth` are the work that the model needs over what the datasheet allows.
     """
     steps = trace.steps
     step_s = int((steps["end_ns"] - steps["start_ns"]).sum()) / NS_PER_S
-    device_s = step_s - float(steps["host_s"].sum())
+    device_s = step_s - sum(float(steps[f"{part}_s"].sum()) for part in WAITING_PARTS)
     return {
         "device_busy": _rate(device_s, duration_s),
         "mfu": _rate(trace.flops / facts.peak_flops_per_s, duration_s),
@@ -293,7 +263,8 @@ def merge_replications(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
     `replications` is `{n, <metric>: {mean, lo, hi}}` with the metrics of `HEADLINES` and the
     share of replications that met the SLA, `sla_met` (if there is one). `lo` and `hi` bound the
-    mean with 95 % confidence: Student's t over replications, whose seeds are independent. The
+    mean with 95 % confidence: Student's t over replications, whose seeds are independent, cut off
+    at 0, below which none of these metrics can be. The
     share is binomial: Clopper and Pearson's interval, which does not collapse when all agree.
     Where a replication has no value, or there is only one, the interval is None.
 
@@ -328,7 +299,7 @@ def _student_interval(values: Sequence[float | None]) -> dict[str, float | None]
     from scipy.special import stdtrit
 
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / np.sqrt(n))
-    return {"mean": mean, "lo": mean - half, "hi": mean + half}
+    return {"mean": mean, "lo": max(0.0, mean - half), "hi": mean + half}
 
 
 def _binomial_interval(met: int, n: int) -> dict[str, float | None]:

@@ -5,14 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from servecast.costmodels.shape import NS_PER_S
-
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-
-PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
-
-#: Keys of a latency block, in order.
-STATS = ("n", "mean", *PERCENTILES, "max")
 
 
 class WeightedSample:
@@ -73,16 +66,3 @@ class WeightedSample:
 
     def _member(self, index: int) -> Any:
         return self.values[np.searchsorted(self.cumulative, index, side="right")]
-
-
-def latency_block(sample: WeightedSample) -> dict[str, Any]:
-    """`{n, mean, p50, p90, p95, p99, max}` in seconds of a sample in nanoseconds.
-
-    Of an empty sample all but `n` are None.
-    """
-    if not sample.n:
-        return {"n": 0, **dict.fromkeys(STATS[1:])}
-    stats = {"mean": sample.mean()}
-    stats |= {name: sample.percentile(percent) for name, percent in PERCENTILES.items()}
-    stats["max"] = float(sample.values[-1])
-    return {"n": sample.n, **{name: value / NS_PER_S for name, value in stats.items()}}

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Callable
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,11 +26,11 @@ COLOURS = {
 }
 
 #: Points, which become CSS pixels of the viewBox.
-WIDTH, HEIGHT = 380, 210
-LEFT, RIGHT, BOTTOM, TOP = 46, 14, 26, 12
-FONT_POINTS = 11
+WIDTH, HEIGHT = 360, 205
+LEFT, RIGHT, BOTTOM, TOP = 50, 16, 28, 12
+FONT_POINTS = 12
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": FONT_POINTS,
     "text.color": COLOURS["ink"],
@@ -57,7 +57,9 @@ STYLE = {
 }
 
 
-def panel(draw: Callable[["Axes"], None], label: str, left: int = LEFT) -> str:
+def panel(
+    draw: Callable[["Axes"], None], label: str, height: int = HEIGHT, left: int = LEFT
+) -> str:
     """An SVG element with what `draw` puts on its axes; `label` is for screen readers."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -67,24 +69,25 @@ def panel(draw: Callable[["Axes"], None], label: str, left: int = LEFT) -> str:
         matplotlib.rcdefaults()
         # Ids are hashes: salted by label, those of two panels of one page differ.
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": label})
-        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-        width, height = WIDTH - left - RIGHT, HEIGHT - BOTTOM - TOP
-        box = (left / WIDTH, BOTTOM / HEIGHT, width / WIDTH, height / HEIGHT)
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
+        inside = WIDTH - left - RIGHT, height - BOTTOM - TOP
+        box = (left / WIDTH, BOTTOM / height, inside[0] / WIDTH, inside[1] / height)
         draw(figure.add_axes(box))
-        return _element(_body(_render(figure)), label)
+        return _element(_body(_render(figure)), label, height)
 
 
 def message(text: str, label: str) -> str:
     """A panel that says why there is nothing to see."""
+    height = HEIGHT // 2
     body = (
-        f'<text x="{WIDTH // 2}" y="{HEIGHT // 2}" text-anchor="middle" '
+        f'<text x="{WIDTH // 2}" y="{height // 2}" text-anchor="middle" '
         f'style="font-size: 13px; fill: {_variable("muted")}">{escape(text)}</text>'
     )
-    return _element(body, label)
+    return _element(body, label, height)
 
 
-def _element(body: str, label: str) -> str:
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+def _element(body: str, label: str, height: int) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}"'
     return f'<svg {size} role="img" aria-label="{escape(label)}">{body}</svg>'
 
 

@@ -6,12 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.costmodels.shape import NS_PER_S
+from servecast.reports.latencies import completed_rows
 from servecast.sim.trace import Trace
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 BINS = 160
+
+#: Groups of requests whose latency is told over time, at most, and the least requests in one.
+GROUPS, GROUP_SIZE = 60, 50
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,17 @@ def _amount(trace: Trace, amounts: IntArray | FloatArray, edges: FloatArray) -> 
     The running total is a polyline through the ends of the intervals: read off at the edges, it
     gives every bin its part exactly, however intervals and bins overlap.
     """
-    total = np.cumsum(amounts, dtype=np.float64)
+    total: FloatArray = np.cumsum(amounts, dtype=np.float64)
     corners = np.column_stack([trace.steps["start_ns"], trace.steps["end_ns"]]).ravel()
     totals = np.column_stack([total - amounts, total]).ravel()
-    return np.diff(np.interp(edges, corners, totals))
+    return np.diff(np.interp(edges, corners.astype(np.float64), totals))
 
 
 def _mean(trace: Trace, values: IntArray | FloatArray, edges: FloatArray) -> FloatArray:
     """Mean over time of values that hold during their intervals."""
-    held = values * (trace.steps["end_ns"] - trace.steps["start_ns"]).astype(np.float64)
-    return _amount(trace, held, edges) / (edges[1] - edges[0])
+    spans = trace.steps["end_ns"] - trace.steps["start_ns"]
+    held = values.astype(np.float64) * spans
+    return _amount(trace, held, edges) / float(edges[1] - edges[0])
 
 
 def _peak(
@@ -94,3 +99,42 @@ def _peak(
         bins = np.clip(np.searchsorted(edges, time_ns, side="right") - 1, 0, last)
         np.maximum.at(peak, bins, values)
     return peak
+
+
+@dataclass(frozen=True)
+class ArrivalGroups:
+    """Latency over time: completed requests in order of arrival, in groups of equal size.
+
+    Attributes
+    ----------
+    size : requests in each group (the last has up to twice as many); 0 if none completed
+    arrival_s : (groups,) median arrival, seconds since the first request of the run
+    end_s : last arrival
+    ttft_s : (groups,) each of "p50", "p95"
+    """
+
+    size: int
+    arrival_s: FloatArray
+    end_s: float
+    ttft_s: dict[str, FloatArray]
+
+
+def arrival_groups(trace: Trace) -> ArrivalGroups:
+    """Time to first token of neighbours in time: every point stands on as many requests."""
+    rows = completed_rows(trace)
+    order = np.argsort(rows["arrival_ns"], kind="stable")
+    if not len(order):
+        return ArrivalGroups(0, np.empty(0), 0.0, {"p50": np.empty(0), "p95": np.empty(0)})
+    arrival_s = (rows["arrival_ns"][order] - trace.requests["arrival_ns"].min()) / NS_PER_S
+    ttft_s = (rows["first_token_ns"] - rows["arrival_ns"])[order] / NS_PER_S
+    size = min(len(order), max(GROUP_SIZE, -(-len(order) // GROUPS)))
+    groups = np.split(np.arange(len(order)), range(size, len(order) - size + 1, size))
+    return ArrivalGroups(
+        size=size,
+        arrival_s=np.array([np.median(arrival_s[group]) for group in groups]),
+        end_s=float(arrival_s[-1]),
+        ttft_s={
+            f"p{percent}": np.array([np.percentile(ttft_s[group], percent) for group in groups])
+            for percent in (50, 95)
+        },
+    )

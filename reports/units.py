@@ -1,6 +1,7 @@
 """Numbers as people read them: three digits and the unit that fits."""
 
 from collections.abc import Mapping
+from typing import Any
 
 #: Latencies in words, in the order of the tables.
 LATENCY_NAMES = {
@@ -22,6 +23,7 @@ PART_NAMES = {
     "sampling": "Sampling",
     "draft": "Draft model",
     "host": "Host overhead",
+    "swap": "KV to and from the host",
 }
 
 MEMORY_NAMES = {
@@ -33,7 +35,7 @@ MEMORY_NAMES = {
 }
 
 #: Unit, its size in seconds, and the shortest duration told in it.
-UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 600.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
 
 #: What a table shows where there is no value.
 NONE = "-"
@@ -51,7 +53,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """0.0123 is 12.3 ms; from two minutes on minutes, from two hours on hours."""
+    """0.0123 is 12.3 ms; from ten minutes on minutes, from two hours on hours."""
     if value is None:
         return NONE
     if value == 0:
@@ -61,9 +63,12 @@ def seconds(value: float | None) -> str:
 
 
 def tick_seconds(value: float) -> str:
-    """A round number of seconds, as on an axis: 0.05 is 50 ms."""
-    unit, size = clock_unit(value)
-    return "0" if value == 0 else f"{value / size:g} {unit}"
+    """A power of ten of seconds, as on a logarithmic axis: 0.01 is 10 ms."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        # A power of ten may lie a rounding error below.
+        if value > size * 0.999:
+            return f"{value / size:,.6g} {unit}"
+    return f"{value * 1e6:.3g} µs"
 
 
 def clock_unit(value: float) -> tuple[str, float]:
@@ -111,7 +116,12 @@ def clause_name(clause: str) -> tuple[str, str]:
     if clause in RATE_NAMES:
         return RATE_NAMES[clause], "share"
     metric, _, stat = clause.removesuffix("_s").partition("_")
-    return LATENCY_NAMES[metric], stat.upper() if stat.startswith("p") else stat
+    return LATENCY_NAMES[metric], stat_name(stat)
+
+
+def stat_name(stat: str) -> str:
+    """p95 is P95; mean and max stay as they are."""
+    return stat.upper() if stat.startswith("p") else stat
 
 
 def clause_number(clause: str, value: float | None) -> str:
@@ -138,3 +148,21 @@ def headline(name: str, value: float | None) -> str:
     if name.endswith("_s"):
         return seconds(value)
     return percent(value) if name == "sla_met" else significant(value)
+
+
+def flag(value: Any) -> str:
+    """An engine flag's value."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
+
+
+def headline_name(name: str) -> str:
+    """A headline metric in words."""
+    named = {
+        "output_tokens_per_s": "Output tokens per second",
+        "requests_per_s": "Requests per second",
+        "preemptions": "Preemptions",
+        "sla_met": "Replications that meet the SLA",
+    }
+    return named.get(name) or ", ".join(clause_name(name))

@@ -46,9 +46,13 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print summary.json on stdout.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as engine.block_size."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key, such as engine.block_size."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")
+    ] = None,
     replications: Annotated[
         int, typer.Option(min=1, max=10_000, help="Runs with different seeds; gives intervals.")
     ] = 1,

@@ -138,7 +138,8 @@ def _read(path: Path) -> Iterator[tuple[Any, Workload, Steps]]:
     number = 0
     try:
         with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+            for line in lines:
+                number += 1
                 entry = json.loads(line)
                 yield entry["seed"], entry["workload"], entry["trace"]
     except OSError as error:
@@ -224,7 +225,9 @@ def shrink(mismatch: Mismatch, schedule: Callable[[Workload], Steps]) -> Mismatc
     return mismatch
 
 
-def _differs(seed: Any, workload: Workload, schedule: Callable[[Workload], Steps]) -> Mismatch | None:
+def _differs(
+    seed: Any, workload: Workload, schedule: Callable[[Workload], Steps]
+) -> Mismatch | None:
     try:
         theirs = schedule(workload)
     except RuntimeError:

@@ -101,4 +101,4 @@ def _blocks(draw: Random, config: dict[str, Any], requests: list[dict[str, Any]]
     wanted = min(whole, config["max_num_seqs"] * whole // len(requests))
     # The watermark must leave room for the one request that runs alone.
     least = math.ceil(least / (1 - config["watermark"])) + 1
-    return least + draw.choice([0, 1, wanted // 8, wanted // 3, 2 * wanted])
+    return int(least + draw.choice([0, 1, wanted // 8, wanted // 3, 2 * wanted]))

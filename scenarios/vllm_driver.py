@@ -1,10 +1,12 @@
 """Drives vLLM's own scheduler, in a Python that has vLLM: workloads in, schedules out.
 
-Not used by servecast itself: `servecast parity --vllm PYTHON` starts this file with that Python and
-talks to it in JSON lines over its pipes. It must not import servecast, which that Python need not
-have. A line in is a workload (`docs/parity.md`), a line out is `{"trace": [...]}` or `{"error": ...}`.
+Not used by servecast itself: `servecast parity --vllm PYTHON` starts this file with that Python
+and talks to it in JSON lines over its pipes. It must not import servecast, which that Python need
+not have. A line in is a workload (`docs/parity.md`), a line out is `{"trace": [...]}` or
+`{"error": ...}`.
 
-Model and weights are not loaded: outputs are made up, since a schedule depends only on their number.
+Model and weights are not loaded: outputs are made up, since a schedule depends only on their
+number.
 """
 
 import contextlib
@@ -160,7 +162,8 @@ class Run:
         self.k = self.config["spec"]["k"] if self.config["spec"] else 0
         self.scheduler = engine.scheduler(self.config)
         self.requests = {
-            request["id"]: {**request, "number": i} for i, request in enumerate(workload["requests"])
+            request["id"]: {**request, "number": i}
+            for i, request in enumerate(workload["requests"])
         }
         self.turns: dict[tuple[str, str], int] = {}
         self.preempted: list[str] = []
@@ -283,15 +286,11 @@ class Run:
             count = self.turn(request, "drafts") if request.get("drafts") else self.k
             first = self.scheduler.requests[name].num_output_tokens
             drafts.append([self.token(request, first + j) for j in range(count)])
-        self.scheduler.update_draft_token_ids(
-            DraftTokenIds(req_ids=alive, draft_token_ids=drafts)
-        )
+        self.scheduler.update_draft_token_ids(DraftTokenIds(req_ids=alive, draft_token_ids=drafts))
 
     def trace(self) -> list[dict[str, Any]]:
         """Run to the end, with one or two steps in flight as vLLM's engine core has them."""
-        pending = deque(
-            sorted(self.requests.values(), key=lambda r: (r["arrival"], r["number"]))
-        )
+        pending = deque(sorted(self.requests.values(), key=lambda r: (r["arrival"], r["number"])))
         depth = 2 if self.config["async_scheduling"] else 1
         in_flight: deque[Any] = deque()
         trace: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The one source of requests: it hands each to the replica at its time, and says when the next comes.
+"""The one source of requests: it hands each over at its time, and says when the next comes.
 
 Arrivals are urgent SimPy events: a request that arrives at the very moment a step is planned is
 seen by that plan, however the two events were scheduled.
@@ -8,24 +8,13 @@ import heapq
 from collections.abc import Callable
 
 import numpy as np
-import simpy
-from simpy.core import SimTime
-from simpy.events import URGENT, Event
+from simpy.events import Event
 
+from servecast.sim.clock import Alarm, Clock
 from servecast.sim.request import RequestTable
 from servecast.sim.sequence import Sequence
 
 NEVER = 1 << 62
-
-
-class Alarm(Event):
-    """An event after `delay` nanoseconds, before everything else at that time."""
-
-    def __init__(self, env: simpy.Environment, delay: SimTime) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, URGENT, delay)
 
 
 class Source:
@@ -39,7 +28,7 @@ class Source:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         table: RequestTable,
         max_model_len: int,
         submit: Callable[[Sequence], None],

@@ -44,7 +44,9 @@ class SchedulerLimits:
                 f"max_num_seqs ({self.max_num_seqs})"
             )
         if self.scheduling_policy not in ("fcfs", "priority"):
-            raise ValueError(f"scheduling_policy must be fcfs or priority: {self.scheduling_policy}")
+            raise ValueError(
+                f"scheduling_policy must be fcfs or priority: {self.scheduling_policy}"
+            )
 
     @property
     def lookahead_tokens(self) -> int:
@@ -55,6 +57,7 @@ class SchedulerLimits:
     def draft_slots(self) -> int:
         """Input positions that a scheduled request costs beside its own tokens."""
         return 1 if self.spec_method == "draft_model" else 0
+
 
 _NOTHING: Mapping[Sequence, int] = MappingProxyType({})
 

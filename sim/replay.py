@@ -6,7 +6,7 @@ the schedule is compared.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from servecast.costmodels.errors import InputError
@@ -199,16 +199,14 @@ def replay(
             return
 
 
-def _record(
-    step: int, plan: StepPlan, scheduler: Scheduler, names: list[str]
-) -> dict[str, Any]:
-    def by_name(pairs: list[tuple[Sequence, int]]) -> dict[str, int]:
+def _record(step: int, plan: StepPlan, scheduler: Scheduler, names: list[str]) -> dict[str, Any]:
+    def by_name(pairs: Iterable[tuple[Sequence, int]]) -> dict[str, int]:
         return {names[seq.index]: n for seq, n in pairs}
 
     return {
         "step": step,
-        "scheduled": by_name(list(plan.entries())),
-        "spec": by_name(list(plan.spec.items())),
+        "scheduled": by_name(plan.entries()),
+        "spec": by_name(plan.spec.items()),
         "new": by_name(plan.admitted),
         "resumed": by_name(plan.resumed),
         "preempted": [names[seq.index] for seq in plan.preempted],
@@ -219,16 +217,12 @@ def _record(
     }
 
 
-def _commit(
-    plan: StepPlan, record: dict[str, Any], scheduler: Scheduler, names: list[str]
-) -> None:
+def _commit(plan: StepPlan, record: dict[str, Any], scheduler: Scheduler, names: list[str]) -> None:
     alive = [seq for seq, _ in plan.entries() if seq.status != FINISHED]
     delivered = dict(scheduler.commit(plan))
     if scheduler.aggregate:
         explicit = {seq for seq, _, _ in plan.chunks}
         delivered.update((seq, 1) for seq in alive if seq not in explicit)
-    record["emitted"] = {
-        names[seq.index]: delivered[seq] for seq in alive if delivered.get(seq)
-    }
+    record["emitted"] = {names[seq.index]: delivered[seq] for seq in alive if delivered.get(seq)}
     record["finished"] = [names[seq.index] for seq in alive if seq.status == FINISHED]
     record["free_blocks_after"] = scheduler.pool.free

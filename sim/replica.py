@@ -11,11 +11,10 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 from simpy.events import Event
 
 from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
-from servecast.sim.arrivals import Alarm
+from servecast.sim.clock import Alarm, Clock
 from servecast.sim.plan import StepPlan
 from servecast.sim.recorder import Recorder
 from servecast.sim.request import WaitLimit
@@ -53,7 +52,7 @@ class Replica:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scheduler: Scheduler,
         cost: CostModel,
         recorder: Recorder,

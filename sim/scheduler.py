@@ -583,9 +583,7 @@ class Scheduler:
         """Whether there is reason and room to widen an admission of one token."""
         k = self.limits.num_speculative_tokens
         return (
-            k > 0
-            and (decoding or computed > 0)
-            and computed + 2 + k <= self.limits.max_model_len
+            k > 0 and (decoding or computed > 0) and computed + 2 + k <= self.limits.max_model_len
         )
 
     def _admissible(self, seq: Sequence, upto: int, hits: list[int], private: int) -> bool:

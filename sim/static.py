@@ -1,9 +1,9 @@
 """Static batching: fill a batch, run it until its last sequence ends, return all together.
 
-The baseline before continuous batching. A batch goes when `max_num_seqs` requests wait or the oldest
-has waited its time. Prompts are computed whole, in one step; every sequence decodes as long as the
-longest, and nothing is delivered before the end. Blocks for all of it are there before it starts, so
-nothing is preempted.
+The baseline before continuous batching. A batch goes when `max_num_seqs` requests wait or one
+has waited its time. Prompts are computed whole, in one step; every sequence decodes as long as
+the longest, and nothing is delivered before the end. Blocks for all of it are there before it
+starts, so nothing is preempted.
 """
 
 from servecast.sim.plan import SchedulerLimits, StepPlan

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import simpy
-
 from servecast.costmodels.shape import CostModel
 from servecast.sim.arrivals import Source
+from servecast.sim.clock import Clock
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.recorder import Recorder
 from servecast.sim.replica import Replica
@@ -51,7 +50,7 @@ def simulate(
     step an event, `aggregate=False` visits every sequence in every step, `private_runs=False`
     names every block: the slow references that the fast way is held against.
     """
-    env = simpy.Environment()
+    env = Clock()
     recorder = Recorder()
     scheduler: Scheduler
     if static_batching:

@@ -76,6 +76,17 @@ def test_blocks_shared_through_generated_text() -> None:
     assert admitted["new"]["r1"] == 48
 
 
+def test_an_admission_beside_another_admission_is_not_widened() -> None:
+    """Found live: only running decodes make vLLM widen a one-token admission (rule 24)."""
+    steps = run(
+        {"spec": {"method": "draft_model", "k": 5}, "max_num_batched_tokens": 130, "block_size": 8},
+        {"prompt_len": 1, "output_len": 1, "accept": [3]},
+        {"prompt_len": 1, "output_len": 1, "accept": [4]},
+    )
+    assert steps[0]["scheduled"] == {"r0": 1, "r1": 1}
+    assert steps[0]["spec"] == {}
+
+
 @pytest.mark.parametrize(
     ("config", "request_", "words"),
     [

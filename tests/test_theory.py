@@ -16,9 +16,7 @@ REPLICATIONS = 12
 
 
 def limits(max_num_seqs: int) -> SchedulerLimits:
-    return SchedulerLimits(
-        max_num_seqs, 4096, 16, 100_000, 50_000, enable_prefix_caching=False
-    )
+    return SchedulerLimits(max_num_seqs, 4096, 16, 100_000, 50_000, enable_prefix_caching=False)
 
 
 def sojourn_s(table: RequestTable, max_num_seqs: int, cost: Any) -> Any:
