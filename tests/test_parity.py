@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from servecast.costmodels.errors import InputError
-from servecast.sim.replay import replay
+from servecast.costmodels.shape import ConstantCost
+from servecast.sim.replay import limits_from, replay
+from servecast.sim.world import simulate
 
 GOLDEN = Path(__file__).parent / "golden"
 MODES = ("plain", "tight", "prefix", "spec", "priority", "async")
@@ -103,3 +108,68 @@ def test_a_bad_workload_is_refused_in_words(
 ) -> None:
     with pytest.raises(InputError, match=words):
         run(config, request_)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), asynchronous=st.booleans(), data=st.data())
+def test_run_and_schedule_are_one_scheduler(
+    table: Any, seed: int, asynchronous: bool, data: st.DataObject
+) -> None:
+    """The same load through both entry points: with equal steps, time is a number of steps.
+
+    With asynchronous scheduling a step is planned when the one before it starts, so only a load
+    that is all there at once has its arrivals at the same place in both.
+    """
+    rng = np.random.default_rng(seed)
+    n, step_s, longest = 25, 0.01, 128
+    config = {
+        "max_num_seqs": data.draw(st.sampled_from([2, 8])),
+        "max_num_batched_tokens": data.draw(st.sampled_from([16, 60, 300])),
+        "block_size": data.draw(st.sampled_from([4, 16])),
+        "max_model_len": longest,
+        "enable_prefix_caching": data.draw(st.booleans()),
+        "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": data.draw(st.sampled_from([0, 20])),
+        "async_scheduling": asynchronous,
+    }
+    tight = data.draw(st.booleans())
+    config["num_blocks"] = longest // config["block_size"] + (8 if tight else 500)
+    arrivals = np.zeros(n, int) if asynchronous else np.sort(rng.integers(0, 60, n))
+    prompts, outputs = rng.integers(1, longest - 1, n), rng.integers(1, 40, n)
+    heads, ends = rng.integers(0, 3, n), rng.integers(1, longest, n)
+    ends = np.minimum(ends, prompts)
+    priorities = rng.integers(0, 3, n)
+    requests = [
+        {
+            "id": str(i),
+            "arrival": int(arrivals[i]),
+            "prompt": [
+                *range(1000 * int(heads[i]), 1000 * int(heads[i]) + int(ends[i])),
+                *range(100_000 * (i + 1), 100_000 * (i + 1) + int(prompts[i] - ends[i])),
+            ],
+            "output_len": int(outputs[i]),
+            "priority": int(priorities[i]),
+        }
+        for i in range(n)
+    ]
+    steps = list(replay({"config": config, "requests": requests}))
+    load = table(
+        arrivals * step_s,
+        prompts,
+        outputs,
+        shared=[((int(h) + 1, int(e)),) for h, e in zip(heads, ends, strict=True)],
+        priority=priorities,
+    )
+    done = simulate(load, limits_from(config), ConstantCost(step_s)).trace.requests
+    for i in range(n):
+        admitted = next(step for step in steps if str(i) in step["new"])
+        finished = next(step for step in steps if str(i) in step["finished"])
+        assert done["prefix_hit_tokens"][i] == admitted["new"][str(i)]
+        assert done["preemptions"][i] == sum(str(i) in step["preempted"] for step in steps)
+        # An empty step of the pipeline has a number, but takes no time.
+        passed = (
+            sum(bool(step["scheduled"]) for step in steps[: steps.index(finished) + 1])
+            if asynchronous
+            else finished["step"] + 1
+        )
+        assert round(done["finish_ns"][i] / 1e9 / step_s) == passed

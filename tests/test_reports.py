@@ -126,9 +126,15 @@ def _steps(times: dict[str, Any], width_s: float, rng: np.random.Generator) -> d
     return steps | {f"{part}_s": split[:, i] for i, part in enumerate(PARTS)}
 
 
+def at_once(trace: Trace) -> Trace:
+    """The same, but all sent at time 0."""
+    return replace(trace, requests=trace.requests | {"arrival_ns": np.zeros(200, np.int64)})
+
+
 EMPTY = served(0)
 TRACES: dict[str, Trace] = {
     "busy": served(3000),
+    "burst": at_once(served(200)),
     "one": served(1, servers=1, seed=1),
     "single tokens": served(20, gap_count=np.zeros(20, np.int64)),
     "refused": replace(EMPTY, requests=served(1, seed=5).requests | {
