@@ -2,10 +2,12 @@
 
 Read these three first:
 
-1. `metrics.py`: `RunFacts`, and `summarise`, the one place where a metric is defined.
-2. `quantiles.py`: percentiles of a weighted sample, on which all latencies rest.
-3. `html.py`: the report; `figures.py` draws its panels (`timeline.py` bins what they show over
-   time, `svg.py` makes them small), `page.py` is its style.
+1. `metrics.py`: `RunFacts`, and `summarise`, which makes `summary.json` of a trace.
+2. `latencies.py`: what TTFT, ITL, TPOT, E2E and queue time are; `quantiles.py` holds the weighted
+   sample that their percentiles rest on.
+3. `html.py`: the report from its top, with `sections.py` below it and `page.py` around it.
+   `figures.py` draws the panels; `timeline.py` bins what they show over time, `svg.py` makes them
+   small.
 
 Beside them: `console.py` is the summary on a terminal, `tables.py` writes the facts themselves as
 Parquet, `files.py` sees that a file is whole or not there, and `units.py` writes numbers as people

@@ -1,7 +1,7 @@
 """What a run looked like, in panels: distributions, time lines, and where step time went."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,13 @@ CURVE = np.concatenate([np.linspace(0, 95, 160), np.linspace(95, 100, 60)[1:]])
 
 #: Marked percentiles, and where their label stands from the mark: points, and alignment.
 MARKS = {50: (6, -13, "left"), 95: (6, -13, "left"), 99: (0, 6, "center")}
+
+#: How an SLA limit is drawn.
+LIMIT_LINE: dict[str, Any] = {
+    "color": COLOURS["vermillion"],
+    "linewidth": 1.2,
+    "linestyle": (0, (4, 3)),
+}
 
 #: Points from bar to bar.
 BAR_HEIGHT = 27
@@ -112,7 +119,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _limit(axes: "Axes", limit: float, label: str) -> None:
-    axes.axvline(limit, color=COLOURS["vermillion"], linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.axvline(limit, **LIMIT_LINE)
     left = axes.transAxes.inverted().transform(axes.transData.transform((limit, 0)))[0] > 0.6
     axes.annotate(
         label,
@@ -158,32 +165,19 @@ def _time_panel(line: Timeline, draw: Callable[["Axes", Timeline], None], label:
 def ttft_over_time(groups: ArrivalGroups, limits: Mapping[str, float]) -> str:
     """P50 and P95 of time to first token by arrival, with its limits."""
     label = "Time to first token by arrival"
-    if not groups.size:
-        return message("nothing to measure", label)
+    if len(groups.arrival_s) < 2 or not groups.end_s:
+        return message("too few arrivals to show over time", label)
 
     def draw(axes: "Axes") -> None:
-        mark = "o" if len(groups.arrival_s) == 1 else ""
         for name, colour in (("p50", "blue"), ("p95", "green")):
-            axes.plot(
-                groups.arrival_s,
-                groups.ttft_s[name],
-                mark + "-",
-                color=COLOURS[colour],
-                label=units.stat_name(name),
-            )
+            values = groups.ttft_s[name]
+            axes.plot(groups.arrival_s, values, color=COLOURS[colour], label=units.stat_name(name))
         for stat, limit in limits.items():
-            style = (0, (4, 3))
-            axes.axhline(
-                limit,
-                color=COLOURS["vermillion"],
-                linewidth=1.2,
-                linestyle=style,
-                label=f"limit {units.stat_name(stat)}",
-            )
+            axes.axhline(limit, label=f"limit {units.stat_name(stat)}", **LIMIT_LINE)
         high = 1.25 * max([float(groups.ttft_s["p95"].max()), 1 / NS_PER_S, *limits.values()])
         axes.set_ylim(0, high)
         _time_ticks(axes.yaxis, high)
-        axes.set_xlim(0, max(groups.end_s, 1 / NS_PER_S))
+        axes.set_xlim(0, groups.end_s)
         _time_ticks(axes.xaxis, groups.end_s)
         axes.legend(loc="upper left", ncols=3)
 
