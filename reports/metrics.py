@@ -145,6 +145,7 @@ def _class_summary(
     return {
         **blocks,
         "requests": _outcomes(status),
+        "promoted": int(trace.requests["promoted"][trace.requests["klass"] == klass].sum()),
         "goodput_per_s": _rate(good, duration_s),
         "goodput_share": good / len(status) if len(status) else None,
     }

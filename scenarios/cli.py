@@ -71,7 +71,7 @@ def run(
     if out is not None:
         _write(result, out)
     if json:
-        typer.echo(_json(result.summary), nl=False)
+        _echo(result.summary)
     else:
         from rich.console import Console
 
@@ -145,7 +145,10 @@ def schema(
     from servecast.scenarios.reference import to_markdown
 
     found = to_json_schema()
-    typer.echo(to_markdown(found) if markdown else _json(found), nl=False)
+    if markdown:
+        typer.echo(to_markdown(found), nl=False)
+    else:
+        _echo(found)
 
 
 @app.command()
@@ -174,20 +177,20 @@ def _check_folder(out: Path) -> None:
 
 
 def _write(result: "Result", out: Path) -> None:
-    from servecast.reports.files import write_text
+    from servecast.reports.files import write_json, write_text
     from servecast.reports.html import render_report
     from servecast.reports.tables import write_requests, write_steps
 
-    write_text(out / "summary.json", _json(result.summary))
+    write_json(out / "summary.json", result.summary)
     write_requests(result.trace, out / "requests.parquet")
     write_steps(result.trace, out / "steps.parquet")
     write_text(out / "report.html", render_report(result.summary, result.facts, result.trace))
 
 
-def _json(value: dict[str, Any]) -> str:
-    import json
+def _echo(value: dict[str, Any]) -> None:
+    from servecast.reports.files import to_json
 
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+    typer.echo(to_json(value), nl=False)
 
 
 @contextmanager
