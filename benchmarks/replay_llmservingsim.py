@@ -4,9 +4,10 @@
 
 The runs: Llama-3.1-8B, 300 ShareGPT requests at 10/s, vLLM 0.19.0 (casys-kaist/LLMServingSim,
 commit 5daddb21, MIT). The 4090's pool (2,588 blocks) is given, the PRO 6000's is predicted.
-Efficiencies are the generic ones, nothing is fitted to these runs. `--match-tpot` shows what is left
-when the one thing that is known to be wrong is taken out: all efficiencies are scaled by one number,
-so that the mean gap between tokens is right. What remains is the error of scheduling and memory.
+Efficiencies are the generic ones, nothing is fitted to these runs. `--match-tpot` shows what is
+left when the one thing that is known to be wrong is taken out: all efficiencies are scaled by one
+number, so that the mean gap between tokens is right. What remains is the error of scheduling,
+memory and the shape of the cost.
 """
 
 import argparse
