@@ -206,10 +206,11 @@ def _utilisation(trace: Trace, facts: RunFacts, duration_s: float) -> dict[str, 
     steps = trace.steps
     step_s = int((steps["end_ns"] - steps["start_ns"]).sum()) / NS_PER_S
     device_s = step_s - sum(float(steps[f"{part}_s"].sum()) for part in WAITING_PARTS)
+    engine_s = duration_s * trace.replicas
     return {
-        "device_busy": _rate(device_s, duration_s),
-        "mfu": _rate(trace.flops / facts.peak_flops_per_s, duration_s),
-        "bandwidth": _rate(trace.bytes / facts.bandwidth_bytes_per_s, duration_s),
+        "device_busy": _rate(device_s, engine_s),
+        "mfu": _rate(trace.flops / facts.peak_flops_per_s, engine_s),
+        "bandwidth": _rate(trace.bytes / facts.bandwidth_bytes_per_s, engine_s),
     }
 
 

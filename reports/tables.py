@@ -27,22 +27,18 @@ NAMED = ["class", "status"]
 #: Rows converted and written at a time: memory stays flat however long the run.
 ROW_GROUP = 1 << 17
 
-#: There is one replica so far.
-REPLICA = 0
-
 
 def write_requests(trace: Trace, path: Path | str) -> None:
     """Write one row a request.
 
     Columns are `REQUEST_COLUMNS` with times in seconds (`arrival_s`, null where the time never
-    came), `class` and `status` by name, and `replica`.
+    came), `class` and `status` by name.
     """
     _write(trace.requests, path, lambda rows: _request_table(rows, trace.class_names))
 
 
 def write_steps(trace: Trace, path: Path | str) -> None:
-    """Write one row an interval: `STEP_COLUMNS` with times in seconds, seconds by part, and
-    `replica`."""
+    """Write one row an interval: `STEP_COLUMNS` with times in seconds, and seconds by part."""
     _write(trace.steps, path, _step_table)
 
 
@@ -63,6 +59,8 @@ def _write(columns: Columns, path: Path | str, table: Callable[[Columns], "pa.Ta
 
 
 def _request_table(rows: Columns, class_names: tuple[str, ...]) -> "pa.Table":
+    import pyarrow as pa
+
     arrays: dict[str, Any] = {}
     for name in REQUEST_COLUMNS:
         if name == "klass":
@@ -71,14 +69,16 @@ def _request_table(rows: Columns, class_names: tuple[str, ...]) -> "pa.Table":
             arrays[name] = _by_name(rows[name], STATUS_NAMES)
         else:
             arrays |= _plain(name, rows[name])
-    return _with_replica(arrays, len(rows["request"]))
+    return pa.table(arrays)
 
 
 def _step_table(rows: Columns) -> "pa.Table":
+    import pyarrow as pa
+
     arrays: dict[str, Any] = {}
     for name in (*STEP_COLUMNS, *(f"{part}_s" for part in PARTS)):
         arrays |= _plain(name, rows[name])
-    return _with_replica(arrays, len(rows["steps"]))
+    return pa.table(arrays)
 
 
 def _plain(name: str, values: npt.NDArray[Any]) -> dict[str, "pa.Array"]:
@@ -95,9 +95,3 @@ def _by_name(codes: npt.NDArray[Any], names: tuple[str, ...]) -> "pa.Array":
     import pyarrow as pa
 
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), list(names))
-
-
-def _with_replica(arrays: dict[str, Any], rows: int) -> "pa.Table":
-    import pyarrow as pa
-
-    return pa.table({**arrays, "replica": pa.array(np.full(rows, REPLICA, np.int32))})

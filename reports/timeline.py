@@ -43,17 +43,42 @@ class Timeline:
 
 
 def timeline(trace: Trace, bins: int = BINS) -> Timeline | None:
-    """Bin a run; None if no step ever ran."""
+    """Bin a run; None if no step ever ran. Replicas add up; their pools are averaged."""
     steps = trace.steps
     if not len(steps["start_ns"]):
         return None
-    start = min(int(trace.requests["arrival_ns"].min()), int(steps["start_ns"][0]))
-    edges = np.linspace(start, int(steps["end_ns"][-1]), bins + 1)
+    start = min(int(trace.requests["arrival_ns"].min()), int(steps["start_ns"].min()))
+    edges = np.linspace(start, int(steps["end_ns"].max()), bins + 1)
+    if trace.replicas == 1:
+        return _binned(trace, start, edges)
+    parts = [_binned(trace.of_replica(n), start, edges) for n in range(trace.replicas)]
+    # First tokens are counted from the requests, which every part has all of.
+    firsts = _firsts_per_s(trace, edges)
+    return Timeline(
+        edges_s=parts[0].edges_s,
+        running=np.sum([part.running for part in parts], axis=0),
+        waiting=np.sum([part.waiting for part in parts], axis=0),
+        kv_share=np.mean([part.kv_share for part in parts], axis=0),
+        kv_share_peak=np.max([part.kv_share_peak for part in parts], axis=0),
+        prefill_tokens_per_s=np.sum([part.prefill_tokens_per_s for part in parts], axis=0),
+        output_tokens_per_s=np.sum([part.output_tokens_per_s - firsts for part in parts], axis=0)
+        + firsts,
+        preemptions=np.sum([part.preemptions for part in parts], axis=0),
+    )
+
+
+def _firsts_per_s(trace: Trace, edges: FloatArray) -> FloatArray:
+    first_tokens = trace.requests["first_token_ns"]
+    counts, _ = np.histogram(first_tokens[first_tokens >= 0], edges)
+    return np.asarray(counts * NS_PER_S / (edges[1] - edges[0]), dtype=np.float64)
+
+
+def _binned(trace: Trace, start: int, edges: FloatArray) -> Timeline:
+    """One engine's run in given bins."""
+    steps = trace.steps
     width = edges[1] - edges[0]
     kv_share = steps["kv_blocks"] / max(1, trace.kv_blocks)
     kv_mean = _mean(trace, kv_share, edges)
-    first_tokens = trace.requests["first_token_ns"]
-    firsts, _ = np.histogram(first_tokens[first_tokens >= 0], edges)
     per_s = NS_PER_S / width
     decoded = _amount(trace, steps["decodes"] * steps["steps"], edges)
     return Timeline(
@@ -63,7 +88,7 @@ def timeline(trace: Trace, bins: int = BINS) -> Timeline | None:
         kv_share=kv_mean,
         kv_share_peak=_peak(trace, kv_share, edges, kv_mean),
         prefill_tokens_per_s=_amount(trace, steps["prefill_tokens"], edges) * per_s,
-        output_tokens_per_s=(decoded + firsts) * per_s,
+        output_tokens_per_s=decoded * per_s + _firsts_per_s(trace, edges),
         preemptions=np.histogram(steps["end_ns"], edges, weights=steps["preemptions"])[0].astype(
             np.int64
         ),

@@ -18,7 +18,7 @@ from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.request import RequestTable
-from servecast.sim.world import Progress, Run, simulate
+from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults),
 #: by kind of device and, for GPUs, by memory.
@@ -48,7 +48,9 @@ class Deployment:
     cost: Roofline
     profile: Profile
 
-    def simulate(self, table: RequestTable, progress: Progress | None = None) -> Run:
+    def simulate(
+        self, table: RequestTable, progress: Progress | None = None, fleet: Fleet = ALONE
+    ) -> Run:
         """Serve a load."""
         return simulate(
             table,
@@ -58,6 +60,7 @@ class Deployment:
             batch_wait_ns=round(self.engine["batch_wait_s"] * NS_PER_S),
             swap_block_s=self.memory.block_bytes / self.hardware.host_link_bytes_per_s,
             progress=progress,
+            fleet=fleet,
         )
 
 

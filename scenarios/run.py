@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import RunFacts, merge_replications, summarise
 from servecast.scenarios.build import Deployment, build, memory_summary
 from servecast.scenarios.load import LoadedScenario
+from servecast.scenarios.schema import Scenario
 from servecast.scenarios.workload import build_requests
 from servecast.sim.trace import Trace
+from servecast.sim.world import Fleet
 
 #: Told how many requests are done, of how many, over all replications.
 Progress = Callable[[int, int], None]
@@ -74,12 +77,21 @@ def _replicate(
         def tell(done: int) -> None:
             report(before + done, total)
 
-    finished = deployment.simulate(table, tell)
+    finished = deployment.simulate(table, tell, fleet_of(loaded.scenario))
     warnings.extend(finished.refusals[:REFUSALS_TOLD])
     if len(finished.refusals) > REFUSALS_TOLD:
         warnings.append(f"{len(finished.refusals)} requests refused in all")
     facts = run_facts(loaded, deployment, seed, tuple(warnings))
     return summarise(finished.trace, facts), facts, finished.trace
+
+
+def fleet_of(scenario: Scenario) -> Fleet:
+    """The replicas that a scenario asks for."""
+    failure = scenario.failure
+    if failure is None:
+        return Fleet(scenario.replicas, scenario.router)
+    at_ns = round(failure.at_s * NS_PER_S)
+    return Fleet(scenario.replicas, scenario.router, failure.replicas, at_ns)
 
 
 def run_facts(
@@ -92,7 +104,7 @@ def run_facts(
         name=scenario.name,
         model=deployment.model.name,
         hardware=hardware.name,
-        devices=deployment.parallel.devices,
+        devices=deployment.parallel.devices * scenario.replicas,
         block_size=memory.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         memory=memory_summary(memory),

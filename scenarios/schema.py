@@ -484,6 +484,13 @@ _SLA_SCHEMA: dict[str, Any] = {
 }
 
 
+class Failure(Model):
+    """Some replicas stop; the requests they had are sent again to the others."""
+
+    at_s: Pause = Field(description="When, seconds after the start.")
+    replicas: Count = Field(description="How many; at least one must be left.")
+
+
 class Scenario(Model):
     """One deployment and its load: the question put to the simulator."""
 
@@ -498,9 +505,28 @@ class Scenario(Model):
         description="Upper limits; all must hold.",
         json_schema_extra=_SLA_SCHEMA,
     )
+    replicas: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
+        default=1, description="Equal engines behind a router."
+    )
+    router: Literal["round_robin", "least_loaded"] = Field(
+        default="round_robin",
+        description="Who gets a request: in turn, or whoever has fewest unfinished.",
+    )
+    failure: Failure | None = Field(
+        default=None, description="Replicas that stop for good at some time."
+    )
     price_per_hour: Real | None = Field(
         default=None, description="Price of one device for one hour, in any currency."
     )
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = Field(
         default=0, description="Start of all random numbers; equal seeds give equal results."
     )
+
+    @model_validator(mode="after")
+    def _one_is_left(self) -> Self:
+        if self.failure is not None and self.failure.replicas >= self.replicas:
+            raise _fault(
+                "failure",
+                f"replicas: {self.failure.replicas} of {self.replicas} would leave none",
+            )
+        return self

@@ -14,6 +14,9 @@ from servecast.sim.trace import REQUEST_COLUMNS, STEP_COLUMNS, Trace
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
+#: What is written down of an interval; the replica is the recorder's own.
+RECORDED = STEP_COLUMNS[:-1]
+
 #: Contexts at which the parts of a decode step are priced, between which they are interpolated.
 PRICED_CONTEXTS = 9
 
@@ -21,7 +24,8 @@ PRICED_CONTEXTS = 9
 class Recorder:
     """What a replica writes down while it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica: int = 0) -> None:
+        self._replica = replica
         self._requests = array("q")
         self._steps = array("q")
         #: cost of the intervals that are not pure decoding, and their row numbers
@@ -43,13 +47,13 @@ class Recorder:
 
         Parameters
         ----------
-        facts : values of `STEP_COLUMNS`
+        facts : values of `RECORDED`
         durations_ns : how long each step took
         decodes : sequences whose tokens of these steps follow their tokens of the step before
         cost : of the step, or None for pure decoding, which is priced when all is over
         """
         if cost is not None:
-            self._cost_rows.append(len(self._steps) // len(STEP_COLUMNS))
+            self._cost_rows.append(len(self._steps) // len(RECORDED))
             self._costs.extend(cost)
         self._steps.extend(facts)
         if decodes:
@@ -85,6 +89,7 @@ class Recorder:
                 seq.draft_tokens,
                 seq.accepted_tokens,
                 seq.promoted,
+                self._replica,
                 status,
             )
         )
@@ -99,13 +104,17 @@ class Recorder:
         """Everything written down so far; `decode_cost` prices the parts of pure decoding."""
         requests = _table(self._requests, len(REQUEST_COLUMNS))
         requests = requests[np.argsort(requests[:, 0], kind="stable")]
-        steps = _table(self._steps, len(STEP_COLUMNS))
-        facts = {name: steps[:, i].copy() for i, name in enumerate(STEP_COLUMNS)}
+        steps = _table(self._steps, len(RECORDED))
+        facts = {name: steps[:, i].copy() for i, name in enumerate(RECORDED)}
         costs = self._interval_costs(facts, decode_cost)
         counts = np.repeat(_ints(self._gap_count), _ints(self._gap_steps))
         return Trace(
             requests={name: requests[:, i].copy() for i, name in enumerate(REQUEST_COLUMNS)},
-            steps={**facts, **{f"{part}_s": costs[:, i] for i, part in enumerate(PARTS)}},
+            steps={
+                **facts,
+                "replica": np.full(len(steps), self._replica),
+                **{f"{part}_s": costs[:, i] for i, part in enumerate(PARTS)},
+            },
             gap_ns=_ints(self._gap_ns).copy(),
             gap_count=counts,
             flops=float(costs[:, len(PARTS)].sum()),

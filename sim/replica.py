@@ -80,6 +80,20 @@ class Replica:
         self._idle: Event | None = None
         self._depth = 2 if scheduler.limits.async_scheduling else 1
         self._last_commit_ns = 0
+        self.dead = False
+
+    @property
+    def unfinished(self) -> int:
+        """Requests waiting or running."""
+        return len(self.scheduler.waiting) + len(self.scheduler.running)
+
+    def fail(self) -> list[Sequence]:
+        """Stop for good; returns the requests that were here."""
+        self.dead = True
+        lost = [*self.scheduler.running.values(), *self.scheduler.waiting]
+        for seq in lost:
+            seq.status = FINISHED
+        return lost
 
     def submit(self, seq: Sequence) -> None:
         """Take a request; one that can never run is refused as vLLM refuses it."""
@@ -130,6 +144,8 @@ class Replica:
                 continue
             until = self._reach(in_flight)
             yield timeout(until - env.now)
+            if self.dead:
+                return
             self._pass(in_flight)
 
     def _sleep(self) -> Event:

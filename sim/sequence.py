@@ -113,6 +113,22 @@ class Sequence:
         self.preemptions = self.prefix_hit_tokens = 0
         self.draft_tokens = self.accepted_tokens = 0
 
+    def anew(self) -> "Sequence":
+        """The same request, sent again: nothing of it is computed."""
+        seq = Sequence(
+            self.index,
+            self.prompt_tokens,
+            self.asked_tokens,
+            segment_id=self.segment_id,
+            shared=self.shared,
+            priority=self.priority,
+            klass=self.klass,
+            arrival_ns=self.arrival_ns,
+            order=self.order,
+        )
+        seq.preemptions = self.preemptions
+        return seq
+
     @property
     def output_tokens(self) -> int:
         """Tokens delivered so far (not while aggregated)."""

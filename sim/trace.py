@@ -1,6 +1,7 @@
 """What a run leaves behind: facts, one row a request and one row an interval of equal steps."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ REQUEST_COLUMNS = (
     "draft_tokens",
     "accepted_tokens",
     "promoted",
+    "replica",
     "status",
 )
 
@@ -36,12 +38,13 @@ STEP_COLUMNS = (
     "context_tokens",
     "kv_blocks",
     "preemptions",
+    "replica",
 )
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The record of one replica's run.
+    """The record of a run.
 
     Attributes
     ----------
@@ -51,10 +54,11 @@ class Trace:
         `servecast.costmodels.shape`) to float64 array: seconds of the interval by part.
         A row covers `steps` steps; `running`, `waiting`, `kv_blocks` hold at its end
     gap_ns, gap_count : gaps between tokens of one sequence, as value and multiplicity
-    flops, bytes : work done on one device over the run
-    kv_blocks : usable blocks of the pool
+    flops, bytes : work done over the run, on one device of each replica
+    kv_blocks : usable blocks of one replica's pool
     end_ns : when the last step ended
     class_names : names of the request classes that `klass` numbers
+    replicas : engines, whose rows of `steps` follow one another
     """
 
     requests: dict[str, npt.NDArray[np.int64]]
@@ -66,3 +70,33 @@ class Trace:
     kv_blocks: int
     end_ns: int
     class_names: tuple[str, ...]
+    replicas: int = 1
+
+    def of_replica(self, number: int) -> "Trace":
+        """The steps of one replica, beside the requests of all."""
+        rows = self.steps["replica"] == number
+        steps = {name: column[rows] for name, column in self.steps.items()}
+        return replace(self, steps=steps, replicas=1)
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """The traces of a fleet's replicas as one."""
+    if len(traces) == 1:
+        return traces[0]
+    first = traces[0]
+    order = np.argsort(np.concatenate([t.requests["request"] for t in traces]), kind="stable")
+    return Trace(
+        requests={
+            name: np.concatenate([t.requests[name] for t in traces])[order]
+            for name in first.requests
+        },
+        steps={name: np.concatenate([t.steps[name] for t in traces]) for name in first.steps},
+        gap_ns=np.concatenate([t.gap_ns for t in traces]),
+        gap_count=np.concatenate([t.gap_count for t in traces]),
+        flops=sum(t.flops for t in traces),
+        bytes=sum(t.bytes for t in traces),
+        kv_blocks=first.kv_blocks,
+        end_ns=max(t.end_ns for t in traces),
+        class_names=first.class_names,
+        replicas=len(traces),
+    )

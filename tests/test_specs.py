@@ -309,7 +309,7 @@ def test_own_hardware(tmp_path: Path) -> None:
 
 
 def test_unknown_names_come_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"'llama3\.1-8' .* Llama-3\.1-8B"):
+    with pytest.raises(InputError, match=r"'llama3\.1-8' .*Llama-3\.1-8B"):
         load_model("llama3.1-8")
     with pytest.raises(InputError, match=r"'h100' .* h100-sxm"):
         load_hardware("h100")
