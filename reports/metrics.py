@@ -57,6 +57,7 @@ class RunFacts:
     memory : bytes of one device by use, keys `MEMORY_KEYS`
     peak_flops_per_s, bandwidth_bytes_per_s : datasheet, one device
     sla : clause name, such as `ttft_p95_s` or `timeout_rate`, to its upper limit
+    class_sla : class name to limits of its own, in place of `sla`
     price_per_hour : of one device, in dollars; None if unknown
     calibration : what the step times rest on, in words
     engine : every flag with its value
@@ -76,6 +77,7 @@ class RunFacts:
     calibration: str
     seed: int
     sla: Mapping[str, float] = field(default_factory=dict)
+    class_sla: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     price_per_hour: float | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -113,11 +115,13 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
         "step_time_share": _step_time_share(trace),
     }
     summary["sla"] = _verdict(summary, facts.sla)
-    if len(trace.class_names) > 1:
-        summary["classes"] = {
-            name: _class_summary(trace, number, facts.sla, duration_s)
-            for number, name in enumerate(trace.class_names)
-        }
+    classes = {
+        name: _class_summary(trace, number, facts.class_sla.get(name, facts.sla), duration_s)
+        for number, name in enumerate(trace.class_names)
+    }
+    summary["goodput_per_s"] = sum(entry["goodput_per_s"] for entry in classes.values())
+    if len(classes) > 1:
+        summary["classes"] = classes
     if facts.price_per_hour is not None:
         summary["cost"] = _cost(
             facts.price_per_hour * facts.devices, duration_s, output_tokens, tokens
@@ -142,12 +146,14 @@ def _class_summary(
     blocks = {f"{name}_s": latency_block(sample) for name, sample in samples_of(latencies).items()}
     status = trace.requests["status"][trace.requests["klass"] == klass]
     good = int(_good(latencies, sla).sum())
+    own = {clause: limit for clause, limit in sla.items() if not clause.startswith("itl_")}
     return {
         **blocks,
         "requests": _outcomes(status),
         "promoted": int(trace.requests["promoted"][trace.requests["klass"] == klass].sum()),
         "goodput_per_s": _rate(good, duration_s),
         "goodput_share": good / len(status) if len(status) else None,
+        "sla": _verdict({**blocks, "requests": _outcomes(status)}, own),
     }
 
 

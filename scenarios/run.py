@@ -113,6 +113,7 @@ def run_facts(
         ),
         bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
         sla=dict(scenario.sla),
+        class_sla={c.name: c.sla for c in scenario.workload.classes or () if c.sla is not None},
         price_per_hour=hardware.price_per_hour if price is None else price,
         version=servecast_version(),
         scenario_sha256=loaded.sha256,

@@ -403,6 +403,32 @@ class Sessions(Model):
     )
 
 
+def _check_clause_name(name: str) -> str:
+    if name not in CLAUSE_NAMES:
+        parse_clause(name, 1.0)
+    return name
+
+
+def _check_sla(sla: dict[str, float]) -> dict[str, float]:
+    for name, limit in sla.items():
+        try:
+            parse_clause(name, limit)
+        except ValueError as error:
+            raise _fault(name, str(error)) from None
+    return sla
+
+
+ClauseName = Annotated[str, AfterValidator(_check_clause_name)]
+Limit = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_SLA_SCHEMA: dict[str, Any] = {
+    "additionalProperties": False,
+    "properties": {
+        name: {"type": "number", "minimum": 0, "description": describe(name)}
+        for name in CLAUSE_NAMES
+    },
+}
+
+
 class RequestClass(Model):
     """One of several kinds of request in the same stream."""
 
@@ -416,6 +442,11 @@ class RequestClass(Model):
     )
     max_wait_s: Seconds | None = Field(
         default=None, description="Longest wait for the first admission, seconds."
+    )
+    sla: Annotated[dict[ClauseName, Limit], AfterValidator(_check_sla)] | None = Field(
+        default=None,
+        description="Limits of this class, in place of the scenario's.",
+        json_schema_extra=_SLA_SCHEMA,
     )
     on_timeout: Literal["promote", "reject"] = Field(
         default="promote",
@@ -431,6 +462,10 @@ class Workload(Model):
     lengths: Lengths | None = Field(
         default=None, description="Prompt and output lengths; a trace of arrivals brings its own."
     )
+    input_scale: Real = Field(
+        default=1.0, description="Multiplies every prompt length, shared parts included."
+    )
+    output_scale: Real = Field(default=1.0, description="Multiplies every output length.")
     prefixes: Prefixes | None = Field(
         default=None, description="Prompts that share their beginning."
     )
@@ -456,32 +491,6 @@ class Workload(Model):
         if twice:
             raise _fault("classes", f"two classes are named {twice[0]!r}")
         return self
-
-
-def _check_clause_name(name: str) -> str:
-    if name not in CLAUSE_NAMES:
-        parse_clause(name, 1.0)
-    return name
-
-
-def _check_sla(sla: dict[str, float]) -> dict[str, float]:
-    for name, limit in sla.items():
-        try:
-            parse_clause(name, limit)
-        except ValueError as error:
-            raise _fault(name, str(error)) from None
-    return sla
-
-
-ClauseName = Annotated[str, AfterValidator(_check_clause_name)]
-Limit = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-_SLA_SCHEMA: dict[str, Any] = {
-    "additionalProperties": False,
-    "properties": {
-        name: {"type": "number", "minimum": 0, "description": describe(name)}
-        for name in CLAUSE_NAMES
-    },
-}
 
 
 class Failure(Model):

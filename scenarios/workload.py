@@ -25,7 +25,7 @@ from servecast.scenarios.schema import (
     Workload,
 )
 from servecast.scenarios.traces import read_trace
-from servecast.sim.request import IntArray, RequestTable, Segments, WaitLimit
+from servecast.sim.request import IntArray, RequestTable, Segments, WaitLimit, scaled_tokens
 from servecast.sim.rng import stream
 
 FloatArray = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ def _replayed(
     prompt, output = _lengths_by_class(workload, klass, ranks, own, base_dir, warn)
     # Replaced lengths are other prompts, so nothing is known of what they share.
     kept = prompt is rows.prompt_tokens
-    return RequestTable(
+    table = RequestTable(
         arrival_ns=np.rint(rows.arrival_ns / arrivals.rate_scale).astype(np.int64),
         prompt_tokens=prompt,
         output_tokens=output,
@@ -73,6 +73,9 @@ def _replayed(
         class_names=_class_names(workload),
         wait_limits=_wait_limits(workload),
     )
+    if workload.input_scale == workload.output_scale == 1:
+        return table
+    return table.scaled(workload.input_scale, workload.output_scale)
 
 
 def _generated(
@@ -95,6 +98,11 @@ def _generated(
         by_prompt = _ranks(seed, "prompt", prefixes.groups * prefixes.prompts_per_group)
         rank_in[opens] = by_prompt[prompt_of]
     inputs, output = _lengths_by_class(workload, klass, (rank_in, rank_out), None, base_dir, warn)
+    inputs = scaled_tokens(inputs, workload.input_scale)
+    output = scaled_tokens(output, workload.output_scale)
+    if prefixes is not None and workload.input_scale != 1:
+        head = max(1, round(prefixes.prefix_tokens * workload.input_scale))
+        prefixes = prefixes.model_copy(update={"prefix_tokens": head})
 
     prompt = inputs + _history(inputs + output, opens, session)
     prompt += prefixes.prefix_tokens if prefixes is not None else 0

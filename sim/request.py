@@ -7,7 +7,7 @@ hash does). The key of block i in segment s is `s << 24 | i`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,40 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
+    def head(self, rows: int) -> "RequestTable":
+        """The first `rows` requests; what comes after another comes after an earlier row."""
+
+        def cut(column: IntArray | None) -> IntArray | None:
+            return None if column is None else column[:rows]
+
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[:rows],
+            prompt_tokens=self.prompt_tokens[:rows],
+            output_tokens=self.output_tokens[:rows],
+            priority=self.priority[:rows],
+            klass=self.klass[:rows],
+            segment_id=self.segment_id[:rows],
+            shared=None if self.shared is None else self.shared[:rows],
+            after=cut(self.after),
+            think_ns=cut(self.think_ns),
+        )
+
+    def scaled(self, prompt: float, output: float) -> "RequestTable":
+        """The same requests with lengths multiplied; not for sessions, whose turns add up."""
+        shared = self.shared
+        if shared is not None and prompt != 1:
+            shared = [
+                tuple((segment, max(1, round(end * prompt))) for segment, end in row)
+                for row in shared
+            ]
+        return replace(
+            self,
+            prompt_tokens=scaled_tokens(self.prompt_tokens, prompt),
+            output_tokens=scaled_tokens(self.output_tokens, output),
+            shared=shared,
+        )
+
 
 def block_keys(
     segment_id: int, shared: Segments, block_size: int, start: int, stop: int
@@ -83,3 +117,8 @@ def block_keys(
             i = last
     keys.extend(range(own + i, own + stop))
     return keys
+
+
+def scaled_tokens(tokens: IntArray, factor: float) -> IntArray:
+    """Lengths multiplied by a factor and rounded, at least 1 each."""
+    return np.maximum(np.rint(tokens * factor), 1).astype(np.int64)
