@@ -151,21 +151,27 @@ def _validate(document: Document, source: str) -> Scenario:
     try:
         return Scenario.model_validate(document.value)
     except ValidationError as errors:
-        problems = errors.errors(include_url=False)
+        path, message = first_problem(errors, document.value)
+    place = next(
+        (document.marks[path[:n]] for n in range(len(path), 0, -1) if path[:n] in document.marks),
+        f"{source}:1",
+    )
+    raise InputError(": ".join(filter(None, (place, dotted(path), message))))
+
+
+def first_problem(errors: ValidationError, tree: Any) -> tuple[KeyPath, str]:
+    """Where in `tree` the first problem lies, and what it is, in words."""
+    problems = errors.errors(include_url=False)
     # A misspelt key is also a missing one: the misspelling is what helps.
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    path = _key_path(document.value, first["loc"])
+    path = _key_path(tree, first["loc"])
     message = _message(first, path)
     if first["type"] == "at_key":
         path = (*path, first["ctx"]["key"])
     elif first["type"].startswith("union_tag"):
         path = (*path, "kind")
-    place = next(
-        (document.marks[path[:n]] for n in range(len(path), 0, -1) if path[:n] in document.marks),
-        f"{source}:1",
-    )
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    raise InputError(": ".join(filter(None, (place, dotted(path), message + more))))
+    return path, message + more
 
 
 def _key_path(tree: Any, loc: KeyPath) -> KeyPath:

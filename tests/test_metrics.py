@@ -46,7 +46,7 @@ KEYS = [
     *("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "requests"),
     *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "duration_s"),
     *("preemptions", "prefix_hit_tokens", "kv", "memory", "utilisation", "step_time_share"),
-    *("sla", "provenance"),
+    *("sla", "goodput_per_s", "provenance"),
 ]
 
 
