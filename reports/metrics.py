@@ -17,6 +17,7 @@ from servecast.reports.latencies import (
     request_latencies_ns,
     samples_of,
 )
+from servecast.reports.stats import clopper_pearson, mean_interval
 from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT, Trace
 
 IntArray = npt.NDArray[np.int64]
@@ -42,8 +43,6 @@ HEADLINES = {
     "requests_per_s": ("requests_per_s",),
     "preemptions": ("preemptions",),
 }
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,16 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
     summary["goodput_per_s"] = sum(entry["goodput_per_s"] for entry in classes.values())
     if len(classes) > 1:
         summary["classes"] = classes
+    if trace.control:
+        summary["control"] = [
+            {
+                "replica": replica,
+                "t_s": t_ns / NS_PER_S,
+                "p95_s": p95_ns / NS_PER_S if p95_ns >= 0 else None,
+                "max_num_batched_tokens": tokens,
+            }
+            for replica, t_ns, p95_ns, tokens in trace.control
+        ]
     if facts.price_per_hour is not None:
         summary["cost"] = _cost(
             facts.price_per_hour * facts.devices, duration_s, output_tokens, tokens
@@ -297,25 +306,19 @@ def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
 
 
 def _student_interval(values: Sequence[float | None]) -> dict[str, float | None]:
-    known = np.array([value for value in values if value is not None], np.float64)
-    n = len(values)
-    if len(known) < n:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return {"mean": None, "lo": None, "hi": None}
-    mean = float(known.mean())
-    if n < 2:
-        return {"mean": mean, "lo": None, "hi": None}
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * known.std(ddof=1) / np.sqrt(n))
-    return {"mean": mean, "lo": max(0.0, mean - half), "hi": mean + half}
+    low, high = mean_interval(known)
+    return {
+        "mean": float(np.mean(known)),
+        "lo": None if low is None else max(0.0, low),
+        "hi": high,
+    }
 
 
 def _binomial_interval(met: int, n: int) -> dict[str, float | None]:
     if n < 2:
         return {"mean": float(met), "lo": None, "hi": None}
-    from scipy.special import betaincinv
-
-    tail = (1 - CONFIDENCE) / 2
-    lo = float(betaincinv(met, n - met + 1, tail)) if met else 0.0
-    hi = float(betaincinv(met + 1, n - met, 1 - tail)) if met < n else 1.0
-    return {"mean": met / n, "lo": lo, "hi": hi}
+    low, high = clopper_pearson(met, n)
+    return {"mean": met / n, "lo": low, "hi": high}

@@ -102,12 +102,12 @@ tbody tr:last-child td { border-bottom: 0; }
 """
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """A whole HTML file; `parts` are HTML, `title` is text."""
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """A whole HTML file; `parts` are HTML, `title` is text, `style` more rules of CSS."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)} - servecast</title>\n<style>{STYLESHEET}</style>\n</head>\n"
+        f"<title>{escape(title)} - servecast</title>\n<style>{STYLESHEET}{style}</style>\n</head>\n"
         "<body>\n<main>\n" + "\n".join(filter(None, parts)) + "\n</main>\n</body>\n</html>\n"
     )
 
@@ -135,3 +135,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "plain
         f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def card(title: str, value: str, below: str) -> str:
+    """A headline number between what it is and what it comes with, all HTML."""
+    return f'<div class="card"><h3>{title}</h3><p class="value">{value}</p><p>{below}</p></div>'
+
+
+def bar(share: float, kind: str) -> str:
+    """A share of a limit as a bar and a number; `kind` is good or bad."""
+    told = f"{share * 100:,.0f} %" if share < 10 else f"{share:,.0f} &times;"
+    fill = f'<i style="width:{min(share, 1) * 100:.0f}%"></i>'
+    return f'<span class="bar {kind}">{fill}</span><span class="share">{told}</span>'

@@ -58,7 +58,11 @@ STYLE: dict[Any, Any] = {
 
 
 def panel(
-    draw: Callable[["Axes"], None], label: str, height: int = HEIGHT, left: int = LEFT
+    draw: Callable[["Axes"], None],
+    label: str,
+    height: int = HEIGHT,
+    left: int = LEFT,
+    bottom: int = BOTTOM,
 ) -> str:
     """An SVG element with what `draw` puts on its axes; `label` is for screen readers."""
     import matplotlib
@@ -70,8 +74,8 @@ def panel(
         # Ids are hashes: salted by label, those of two panels of one page differ.
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": label})
         figure = Figure(figsize=(WIDTH / 72, height / 72))
-        inside = WIDTH - left - RIGHT, height - BOTTOM - TOP
-        box = (left / WIDTH, BOTTOM / height, inside[0] / WIDTH, inside[1] / height)
+        inside = WIDTH - left - RIGHT, height - bottom - TOP
+        box = (left / WIDTH, bottom / height, inside[0] / WIDTH, inside[1] / height)
         draw(figure.add_axes(box))
         return _element(_body(_render(figure)), label, height)
 

@@ -16,6 +16,7 @@ from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.weights import kv_dtype_bytes
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
+from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.request import RequestTable
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
@@ -48,6 +49,20 @@ class Deployment:
     cost: Roofline
     profile: Profile
 
+    @property
+    def control(self) -> ControlSettings | None:
+        """Adaptive control, if the engine asks for it."""
+        adaptive = self.engine["adaptive"]
+        if adaptive is None:
+            return None
+        return ControlSettings(
+            adaptive["metric"],
+            round(adaptive["limit_s"] * NS_PER_S),
+            round(adaptive["window_s"] * NS_PER_S),
+            adaptive["step"],
+            max(adaptive["min_tokens"], self.limits.max_num_seqs),
+        )
+
     def simulate(
         self, table: RequestTable, progress: Progress | None = None, fleet: Fleet = ALONE
     ) -> Run:
@@ -58,6 +73,7 @@ class Deployment:
             self.cost,
             static_batching=self.engine["batching"] == "static",
             batch_wait_ns=round(self.engine["batch_wait_s"] * NS_PER_S),
+            control=self.control,
             swap_block_s=self.memory.block_bytes / self.hardware.host_link_bytes_per_s,
             progress=progress,
             fleet=fleet,
@@ -109,6 +125,7 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "batch_wait_s": 0.05,
         "preemption_mode": "recompute",
         "swap_space": 4.0,
+        "adaptive": None,
         "watermark": 0.0,
         "scheduler_reserve_full_isl": True,
     } | chosen

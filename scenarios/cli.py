@@ -16,6 +16,7 @@ from servecast.costmodels.errors import InputError
 
 if TYPE_CHECKING:
     from servecast.scenarios.run import Progress, Result
+    from servecast.scenarios.sweep import Sweep
 
 app = typer.Typer(
     add_completion=False,
@@ -73,11 +74,71 @@ def run(
     if json:
         _echo(result.summary)
     else:
-        from rich.console import Console
-
         from servecast.reports.console import render
 
-        Console().print(render(result.summary, result.facts))
+        _print(render(result.summary, result.facts))
+
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the result, its report, and the points it can go on from."),
+]
+WorkersOption = Annotated[
+    str, typer.Option(help="Processes (N), a local Ray cluster (ray), or ray://host:port.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the points of an earlier --out.")
+]
+
+
+@app.command()
+def size(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
+    knobs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B,C",
+            help="A key to vary (max_num_seqs, replicas, hardware, ...); may be repeated. By "
+            "default max_num_seqs, max_num_batched_tokens and block_size.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="goodput, rate (the load that the SLA allows), or cost.")
+    ] = "goodput",
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Simulated requests that the search may use.")
+    ] = None,
+    workers: WorkersOption = "1",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result on stdout.")] = False,
+    set_: SetOption = None,
+) -> None:
+    """Find the engine flags that serve a load best within its SLA."""
+    from servecast.scenarios.knobs import parse_knobs
+    from servecast.scenarios.load import load_scenario
+    from servecast.scenarios.sizing import size as find
+
+    loaded = load_scenario(scenario, set_ or ())
+    chosen = parse_knobs(knobs) if knobs else None
+    with _sweep(out, resume, workers) as sweep:
+        result = find(
+            loaded, sweep, knobs=chosen, objective=objective, budget_requests=budget, tell=_tell
+        )
+    if out is not None:
+        from servecast.reports.sizing_html import render_sizing_report
+
+        _write_answer(out, "sizing.json", result, render_sizing_report(result))
+    if json:
+        _echo(result)
+    else:
+        from servecast.reports.sizing_console import render_sizing
+
+        _print(render_sizing(result))
 
 
 @app.command()
@@ -113,8 +174,6 @@ def parity(
     ] = None,
 ) -> None:
     """Compare our schedules with vLLM's, step by step, feature by feature."""
-    from rich.console import Console
-
     from servecast.scenarios import parity as comparison
 
     if vllm is None:
@@ -129,7 +188,7 @@ def parity(
             comparison.compare(cases, matrix, _count(tell, n))
             if matrix.first is not None:
                 matrix.first = live.shrink(matrix.first)
-    Console().print(comparison.render(matrix))
+    _print(comparison.render(matrix))
     if matrix.first is not None:
         raise typer.Exit(1)
 
@@ -166,6 +225,40 @@ def models() -> None:
 
 def _count(progress: "Progress | None", total: int) -> "Callable[[int], None]":
     return (lambda done: None) if progress is None else (lambda done: progress(done, total))
+
+
+@contextmanager
+def _sweep(out: Path | None, resume: bool, workers: str) -> "Iterator[Sweep]":
+    """A sweep whose points are kept under `--out`."""
+    from servecast.scenarios.store import Store
+    from servecast.scenarios.sweep import Sweep
+
+    folder = None
+    if resume and (out is None or not (out / "points").is_dir()):
+        raise InputError(f"--resume: no points to go on with in {out or '--out'}")
+    if out is not None:
+        _check_folder(out)
+        folder = out / "points"
+    with Sweep(Store(folder), workers) as sweep:
+        yield sweep
+
+
+def _tell(line: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"servecast: {line}", err=True)
+
+
+def _write_answer(out: Path, name: str, result: dict[str, Any], page: str) -> None:
+    from servecast.reports.files import write_json, write_text
+
+    write_json(out / name, result)
+    write_text(out / "report.html", page)
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    Console().print(renderable)
 
 
 def _check_folder(out: Path) -> None:

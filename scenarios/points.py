@@ -7,7 +7,7 @@ same point is the same file in every sweep, on every machine.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Point:
     base : the scenario's file, where relative paths start
     requests : only so many of the load; None for all
     profile : the device's coefficients
+    version : of the servecast that asked, whatever a worker has installed
     """
 
     scenario: Scenario
@@ -45,6 +46,7 @@ class Point:
     seed: int
     requests: int | None = None
     profile: Profile = GENERIC
+    version: str = field(default_factory=servecast_version)
 
     @cached_property
     def key(self) -> str:
@@ -55,7 +57,7 @@ class Point:
             "seed": self.seed,
             "requests": self.requests,
             "profile": repr(self.profile),
-            "version": servecast_version(),
+            "version": self.version,
         }
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -96,7 +98,7 @@ def evaluate(point: Point) -> dict[str, Any]:
     if point.requests is not None and point.requests < len(table):
         table = table.head(point.requests)
     trace = deployment.simulate(table, fleet=fleet_of(point.scenario)).trace
-    facts = run_facts(loaded, deployment, point.seed)
+    facts = replace(run_facts(loaded, deployment, point.seed), version=point.version)
     return {
         **named,
         "requests": len(table),
@@ -125,11 +127,8 @@ def pressure(trace: Trace, limits: SchedulerLimits) -> dict[str, float]:
         "kv": queued & (steps["kv_blocks"] >= AT_THE_LIMIT * trace.kv_blocks),
         "budget": queued & (tokens >= AT_THE_LIMIT * limits.max_num_batched_tokens),
     }
-    shares = {
-        name: float(spans[rows].sum() / total) if total else 0.0 for name, rows in held.items()
-    }
     return {
-        **shares,
+        **{name: float(spans[rows].sum() / total) if total else 0.0 for name, rows in held.items()},
         "peak_running": float(np.max(steps["running"], initial=0)),
         "largest_step": float(np.max(tokens, initial=0)),
     }

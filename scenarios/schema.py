@@ -40,6 +40,23 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+class Adaptive(Model):
+    """Adaptive control of max_num_batched_tokens: lower when a P95 passes its limit, raised again
+    when it is calm."""
+
+    metric: Literal["itl", "ttft"] = Field(
+        description="Whose P95 over a window is watched: gaps between tokens, or time to first."
+    )
+    limit_s: Seconds = Field(description="What the P95 should stay under, seconds.")
+    window_s: Seconds = Field(default=10.0, description="Length of a window, seconds.")
+    step: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
+        default=0.25, description="Share by which the budget is changed."
+    )
+    min_tokens: Tokens = Field(
+        default=256, description="The budget goes no lower (nor below max_num_seqs)."
+    )
+
+
 class Engine(Model):
     """vLLM's flags under their own names; a key left out or null takes vLLM's default."""
 
@@ -107,6 +124,9 @@ class Engine(Model):
     )
     swap_space: Real | None = Field(
         default=None, description="Host memory for swapped KV, GiB a device; 4 when left out."
+    )
+    adaptive: Adaptive | None = Field(
+        default=None, description="Adapt max_num_batched_tokens to the latency that is seen."
     )
     watermark: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = Field(
         default=None, description="Share of KV blocks kept free when a request is admitted, 0 to 1."

@@ -50,9 +50,7 @@ class Sweep:
 
     def run(self, points: Iterable[Point], tell: Tell = lambda done: None) -> Iterator[Result]:
         """Results in the order of the points, as soon as each can be given."""
-        done = 0
-        for result in self._in_order(iter(points)):
-            done += 1
+        for done, result in enumerate(self._in_order(iter(points)), 1):
             tell(done)
             yield result
 

@@ -14,7 +14,9 @@ import numpy.typing as npt
 from simpy.events import Event
 
 from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
+from servecast.sim.arrivals import NEVER
 from servecast.sim.clock import Alarm, Clock
+from servecast.sim.control import BudgetControl, ControlSettings
 from servecast.sim.plan import StepPlan
 from servecast.sim.recorder import Recorder
 from servecast.sim.request import WaitLimit
@@ -47,6 +49,7 @@ class Replica:
     wait_limits : of each class of requests
     batch_wait_ns : how long a scheduler that fills batches waits for one to be full
     swap_block_s : seconds that one block takes over the host link
+    control : adapts the token budget to the latency that is seen
     fast_forward : let equal decode steps pass in one event; False steps through each of them
     """
 
@@ -62,6 +65,7 @@ class Replica:
         wait_limits: tuple[WaitLimit | None, ...] = (),
         batch_wait_ns: int | None = None,
         swap_block_s: float = 0.0,
+        control: ControlSettings | None = None,
         fast_forward: bool = True,
     ) -> None:
         self.env = env
@@ -81,6 +85,11 @@ class Replica:
         self._depth = 2 if scheduler.limits.async_scheduling else 1
         self._last_commit_ns = 0
         self.dead = False
+        self.control: BudgetControl | None = None
+        self._window_ends_ns = NEVER
+        if control is not None:
+            self.control = BudgetControl(control, scheduler.limits.max_num_batched_tokens)
+            self._open_window(control.window_ns)
 
     @property
     def unfinished(self) -> int:
@@ -152,6 +161,21 @@ class Replica:
         self._idle = self.env.event()
         return self._idle
 
+    # ---------------------------------------------------------------- control
+
+    def _open_window(self, window_ns: int) -> None:
+        self._window_ends_ns = self.env.now + window_ns
+        alarm = Alarm(self.env, window_ns)
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(self._close_window)
+
+    def _close_window(self, _: Event) -> None:
+        control = self.control
+        assert control is not None
+        if not self.dead:
+            self.scheduler.token_budget = control.close_window(self.env.now)
+            self._open_window(control.settings.window_ns)
+
     # ---------------------------------------------------------------- waiting too long
 
     def _at(self, delay_ns: int, seq: Sequence, act: Callable[[Sequence], None]) -> None:
@@ -187,8 +211,8 @@ class Replica:
         now = self.env.now
         while deadlines and (deadlines[0][0] <= now or deadlines[0][2].status != WAITING):
             heapq.heappop(deadlines)
-        arrival = self._next_arrival_ns()
-        return min(arrival, deadlines[0][0]) if deadlines else arrival
+        soonest = min(self._next_arrival_ns(), self._window_ends_ns)
+        return min(soonest, deadlines[0][0]) if deadlines else soonest
 
     # ---------------------------------------------------------------- time
 
@@ -279,9 +303,15 @@ class Replica:
             plan.decodes if scheduler.streams else 0,
             oldest.cost,
         )
+        control = self.control
+        if control is not None and plan.decodes and control.settings.metric == "itl":
+            for duration in durations:
+                control.see(int(duration), plan.decodes)
         for seq, _ in scheduler.commit(plan):
             if seq.first_token_ns < 0:
                 seq.first_token_ns = end
+                if control is not None and control.settings.metric == "ttft":
+                    control.see(end - seq.arrival_ns)
             else:
                 self.recorder.gaps(end - seq.last_token_ns)
             seq.last_token_ns = end

@@ -121,4 +121,5 @@ def block_keys(
 
 def scaled_tokens(tokens: IntArray, factor: float) -> IntArray:
     """Lengths multiplied by a factor and rounded, at least 1 each."""
-    return np.maximum(np.rint(tokens * factor), 1).astype(np.int64)
+    scaled: IntArray = np.maximum(np.rint(tokens * factor), 1).astype(np.int64)
+    return scaled

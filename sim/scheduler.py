@@ -82,6 +82,8 @@ class Scheduler:
         self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
         self._in_flight: StepPlan | None = None
         self._swap_room = limits.swap_blocks
+        #: tokens of a step; adaptive control may lower it, never below max_num_seqs
+        self.token_budget = limits.max_num_batched_tokens
         self._serial = 0
         self._number = 0
 
@@ -168,7 +170,7 @@ class Scheduler:
     def _plan_aggregate(self, plan: StepPlan) -> bool:
         """Plan a step in which nobody has to give way; False (nothing touched) otherwise."""
         decodes = self.decodes
-        budget = self.limits.max_num_batched_tokens - decodes.count
+        budget = self.token_budget - decodes.count
         need = len(decodes.crossing())
         chunks: list[tuple[Sequence, int]] = []
         if self.explicit:
@@ -302,7 +304,7 @@ class Scheduler:
         limits = self.limits
         before = self._dissolve() if self.aggregate else []
         slots = limits.draft_slots
-        budget = room = limits.max_num_batched_tokens
+        budget = room = self.token_budget
         threshold = self._threshold()
         scheduled: dict[Sequence, int] = {}
         spec: dict[Sequence, int] = {}

@@ -59,6 +59,7 @@ class Trace:
     end_ns : when the last step ended
     class_names : names of the request classes that `klass` numbers
     replicas : engines, whose rows of `steps` follow one another
+    control : (replica, time in ns, P95 of the window in ns or -1, token budget from then on)
     """
 
     requests: dict[str, npt.NDArray[np.int64]]
@@ -71,6 +72,7 @@ class Trace:
     end_ns: int
     class_names: tuple[str, ...]
     replicas: int = 1
+    control: tuple[tuple[int, int, int, int], ...] = ()
 
     def of_replica(self, number: int) -> "Trace":
         """The steps of one replica, beside the requests of all."""

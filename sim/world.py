@@ -1,11 +1,12 @@
 """One run: a SimPy environment with a source of requests, a router and engine replicas."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from servecast.costmodels.shape import CostModel
 from servecast.sim.arrivals import NEVER, Source
 from servecast.sim.clock import Alarm, Clock
+from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.recorder import Recorder
 from servecast.sim.replica import Replica
@@ -63,6 +64,7 @@ def simulate(
     static_batching: bool = False,
     batch_wait_ns: int = 0,
     swap_block_s: float = 0.0,
+    control: ControlSettings | None = None,
     fast_forward: bool = True,
     aggregate: bool = True,
     private_runs: bool = True,
@@ -71,6 +73,7 @@ def simulate(
     """Serve every request of `table` and return what happened.
 
     `static_batching` fills batches, waiting at most `batch_wait_ns` for one to be full.
+    `control` adapts the token budget of each replica to the latency that it sees.
     `swap_block_s` is the time of one block over the host link (`SchedulerLimits.swap_blocks`).
     The other switches choose how the same result is reached. `fast_forward=False` makes every
     step an event, `aggregate=False` visits every sequence in every step, `private_runs=False`
@@ -116,6 +119,7 @@ def simulate(
             wait_limits=table.wait_limits,
             batch_wait_ns=batch_wait_ns if static_batching else None,
             swap_block_s=swap_block_s,
+            control=control,
             fast_forward=fast_forward,
         )
         replicas.append(replica)
@@ -132,7 +136,14 @@ def simulate(
         )
         for replica in replicas
     ]
-    return Run(merge(traces), tuple(r for replica in replicas for r in replica.refusals))
+    history = [
+        (number, *entry)
+        for number, replica in enumerate(replicas)
+        if replica.control is not None
+        for entry in replica.control.history
+    ]
+    trace = replace(merge(traces), control=tuple(history))
+    return Run(trace, tuple(r for replica in replicas for r in replica.refusals))
 
 
 def _router(kind: str, replicas: list[Replica]) -> Callable[[Sequence], None]:

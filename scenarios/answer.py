@@ -1,0 +1,135 @@
+"""An answer of `size` in words and in flags."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from servecast.reports.stats import mean_interval
+from servecast.scenarios.schema import Scenario
+
+#: Keys of `engine:` that are not flags of `vllm serve`.
+NOT_FLAGS = ("batching", "batch_wait_s", "preemption_mode", "swap_space", "adaptive")
+
+#: A share of time that is worth a word.
+NOTICED = 0.05
+
+
+class Tried(Protocol):
+    """A candidate with results."""
+
+    changes: dict[str, Any]
+    stage: str
+
+    @property
+    def goodput_per_s(self) -> float: ...
+
+
+def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One choice of flags and what it gives, means over the seeds, goodput with an interval."""
+    summaries = [result["summary"] for result in results]
+    goodputs = [summary["goodput_per_s"] for summary in summaries]
+    low, high = mean_interval(goodputs)
+    devices = results[0]["engine"]["tensor_parallel_size"]
+    devices *= results[0]["engine"]["pipeline_parallel_size"]
+
+    def mean(*path: str) -> float | None:
+        values = []
+        for summary in summaries:
+            value: Any = summary
+            for key in path:
+                value = value.get(key) if value is not None else None
+            if value is not None:
+                values.append(value)
+        return float(np.mean(values)) if values else None
+
+    tokens = mean("output_tokens_per_s") or 0.0
+    gap = mean("tpot_s", "mean")
+    flags = {key.removeprefix("engine."): None for key in changes if key.startswith("engine.")}
+    return {
+        "engine": {key: results[0]["engine"][key] for key in flags},
+        "changes": dict(changes),
+        "goodput_per_s": float(np.mean(goodputs)),
+        "lo": low,
+        "hi": high,
+        "met": 2 * sum(s["sla"]["met"] is not False for s in summaries) > len(summaries),
+        "ttft_p95_s": mean("ttft_s", "p95"),
+        "itl_p99_s": mean("itl_s", "p99"),
+        "e2e_p95_s": mean("e2e_s", "p95"),
+        "output_tokens_per_s": tokens,
+        "tokens_per_s_per_device": tokens / devices,
+        "tokens_per_s_per_user": 1 / gap if gap else None,
+        "preemptions": mean("preemptions"),
+        "kv_peak_use": mean("kv", "peak_use"),
+        "cost_per_million_output_tokens": mean("cost", "per_million_output_tokens"),
+    }
+
+
+def vllm_command(scenario: Scenario) -> str:
+    """The `vllm serve` line of a scenario: what it sets, and nothing that it leaves to vLLM."""
+    words = ["vllm serve", scenario.model]
+    for key, value in scenario.engine.model_dump(exclude_none=True).items():
+        flag = key.replace("_", "-")
+        if key in NOT_FLAGS:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words.append(f"--{flag} {value}")
+    return " ".join(words)
+
+
+def binding_words(result: Mapping[str, Any]) -> str:
+    """What holds the engine back at a load, in one sentence."""
+    where = f"at {result['load']:g} x the load"
+    if result["error"] is not None:
+        return str(result["error"])
+    held, summary = result["pressure"], result["summary"]
+    named = {
+        "kv": "KV memory: the pool was full",
+        "slots": f"sequence slots: all {result['engine']['max_num_seqs']} were taken",
+        "budget": "the token budget: all "
+        f"{result['engine']['max_num_batched_tokens']} tokens of a step were",
+    }
+    most = max(named, key=lambda name: float(held[name]))
+    if held[most] >= NOTICED:
+        return f"{named[most]} for {held[most]:.0%} of the time while requests waited, {where}"
+    return f"{_device_words(summary)}, {where}"
+
+
+def _device_words(summary: Mapping[str, Any]) -> str:
+    share, use = summary["step_time_share"], summary["utilisation"]
+    if share["host"] >= 0.3:
+        return f"the host: {share['host']:.0%} of step time is scheduling and input preparation"
+    if use["bandwidth"] >= use["mfu"]:
+        return f"memory bandwidth: {use['bandwidth']:.0%} of the datasheet's is used"
+    return f"compute: {use['mfu']:.0%} of the datasheet's peak is used"
+
+
+def block_size_words(knobs: Mapping[str, Sequence[Any]], tried: Sequence[Tried]) -> str:
+    """What block_size did, from candidates that differ in nothing else."""
+    key = "engine.block_size"
+    if len(knobs.get(key, ())) < 2:
+        return "block_size was not varied"
+    spreads = []
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for candidate in tried:
+        # Runs of different length are not comparable.
+        rest = (candidate.stage, *(v for name, v in candidate.changes.items() if name != key))
+        groups.setdefault(rest, []).append(candidate.goodput_per_s)
+    for goodputs in groups.values():
+        if len(goodputs) > 1 and max(goodputs) > 0:
+            spreads.append(1 - min(goodputs) / max(goodputs))
+    if not spreads:
+        return "block_size was not compared with all else equal"
+    spread = max(spreads)
+    if spread < 0.02:
+        return (
+            f"block_size changes goodput by {spread:.1%} at most here: attention is priced alike "
+            "for every block size until it is calibrated, and neither fragmentation nor prefix "
+            "hits decide"
+        )
+    return (
+        f"block_size changes goodput by up to {spread:.0%}: larger blocks waste the end of "
+        "every sequence and find shorter prefixes (attention is priced alike for every size)"
+    )
