@@ -2,8 +2,8 @@
 
     python benchmarks/exhaustive.py SCENARIO.yaml ... [--workers 2]
 
-For each scenario: the best goodput of the whole grid (the scenario's load and seed) among the points
-that meet the SLA, the goodput of the answer's point, and what each cost in simulated requests.
+For each scenario: the best goodput of the whole grid (the scenario's load and seed) among the
+points that meet the SLA, the goodput of the answer's point, and the simulated requests of each.
 """
 
 import argparse

@@ -47,20 +47,27 @@ class BudgetControl:
     settings: ControlSettings
     most_tokens: int
     budget: int = 0
+    window_ends_ns: int = 0
     history: list[tuple[int, int, int]] = field(default_factory=list)
     _values: list[int] = field(default_factory=list)
     _counts: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.budget = self.most_tokens
+        self.window_ends_ns = self.settings.window_ns
 
     def see(self, value_ns: int, count: int = 1) -> None:
-        """Note a latency, or several equal ones."""
+        """Note a latency, or several equal ones, in the window that is open."""
         self._values.append(value_ns)
         self._counts.append(count)
 
-    def close_window(self, now_ns: int) -> int:
-        """End a window; returns the budget of the next one."""
+    def pass_to(self, now_ns: int) -> int:
+        """End the windows that are over by now; returns the budget from then on."""
+        while self.window_ends_ns <= now_ns:
+            self._close_window()
+        return self.budget
+
+    def _close_window(self) -> None:
         seen = _p95(self._values, self._counts)
         self._values.clear()
         self._counts.clear()
@@ -71,8 +78,8 @@ class BudgetControl:
             self.budget = min(
                 self.most_tokens, max(self.budget + 1, round(self.budget * (1 + s.step)))
             )
-        self.history.append((now_ns, seen, self.budget))
-        return self.budget
+        self.history.append((self.window_ends_ns, seen, self.budget))
+        self.window_ends_ns += s.window_ns
 
 
 def _p95(values: list[int], counts: list[int]) -> int:

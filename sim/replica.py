@@ -14,7 +14,6 @@ import numpy.typing as npt
 from simpy.events import Event
 
 from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
-from servecast.sim.arrivals import NEVER
 from servecast.sim.clock import Alarm, Clock
 from servecast.sim.control import BudgetControl, ControlSettings
 from servecast.sim.plan import StepPlan
@@ -86,10 +85,8 @@ class Replica:
         self._last_commit_ns = 0
         self.dead = False
         self.control: BudgetControl | None = None
-        self._window_ends_ns = NEVER
         if control is not None:
             self.control = BudgetControl(control, scheduler.limits.max_num_batched_tokens)
-            self._open_window(control.window_ns)
 
     @property
     def unfinished(self) -> int:
@@ -134,6 +131,8 @@ class Replica:
         in_flight: deque[_Flight] = deque()
         while True:
             if scheduler.unfinished:
+                if self.control is not None:
+                    scheduler.token_budget = self.control.pass_to(env.now)
                 plan = scheduler.plan()
                 if plan.admitted or plan.interrupted:
                     self._note(plan)
@@ -163,18 +162,16 @@ class Replica:
 
     # ---------------------------------------------------------------- control
 
-    def _open_window(self, window_ns: int) -> None:
-        self._window_ends_ns = self.env.now + window_ns
-        alarm = Alarm(self.env, window_ns)
-        assert alarm.callbacks is not None
-        alarm.callbacks.append(self._close_window)
-
-    def _close_window(self, _: Event) -> None:
-        control = self.control
-        assert control is not None
-        if not self.dead:
-            self.scheduler.token_budget = control.close_window(self.env.now)
-            self._open_window(control.settings.window_ns)
+    def _watch(
+        self, control: BudgetControl, plan: StepPlan, durations: Durations, end: int
+    ) -> None:
+        """Show the control the gaps of some steps, each in the window in which it ended."""
+        at = end - _total(durations)
+        for duration in durations:
+            at += int(duration)
+            control.pass_to(at - 1)
+            if plan.decodes and control.settings.metric == "itl":
+                control.see(int(duration), plan.decodes)
 
     # ---------------------------------------------------------------- waiting too long
 
@@ -211,7 +208,9 @@ class Replica:
         now = self.env.now
         while deadlines and (deadlines[0][0] <= now or deadlines[0][2].status != WAITING):
             heapq.heappop(deadlines)
-        soonest = min(self._next_arrival_ns(), self._window_ends_ns)
+        soonest = self._next_arrival_ns()
+        if self.control is not None:
+            soonest = min(soonest, self.control.window_ends_ns)
         return min(soonest, deadlines[0][0]) if deadlines else soonest
 
     # ---------------------------------------------------------------- time
@@ -304,9 +303,8 @@ class Replica:
             oldest.cost,
         )
         control = self.control
-        if control is not None and plan.decodes and control.settings.metric == "itl":
-            for duration in durations:
-                control.see(int(duration), plan.decodes)
+        if control is not None:
+            self._watch(control, plan, durations[oldest.done :], end)
         for seq, _ in scheduler.commit(plan):
             if seq.first_token_ns < 0:
                 seq.first_token_ns = end
@@ -324,6 +322,10 @@ class Replica:
                 self.recorder.gaps(0, seq.output_tokens - 1)
             self.recorder.request(seq, end, seq.output_tokens, COMPLETED)
             self._on_finish(seq)
+        if control is not None and in_flight and newest.done:
+            # These steps are over too, though they are written down with the last one.
+            passed = newest.durations_ns[: newest.done]
+            self._watch(control, newest.plan, passed, self.env.now)
         self._last_commit_ns = self.env.now
 
     def _note(self, plan: StepPlan) -> None:
