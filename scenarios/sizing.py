@@ -10,6 +10,7 @@
    which coefficient of the cost model would change the outcome most.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -22,6 +23,7 @@ from servecast.costmodels.catalogue import load_hardware
 from servecast.costmodels.errors import InputError
 from servecast.reports.stats import clopper_pearson, paired_interval
 from servecast.scenarios.answer import binding_words, block_size_words, choice, vllm_command
+from servecast.scenarios.exploration import explore
 from servecast.scenarios.factors import change
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.points import Point
@@ -53,6 +55,9 @@ SHORT, MEDIUM, LEAST_REQUESTS = 1 / 20, 1 / 4, 60
 
 #: Candidates that go on from the short runs, and from the medium ones.
 KEPT_SHORT, KEPT_MEDIUM = 12, 3
+
+#: More candidates than this are not all looked at: Optuna proposes which.
+MANY = 5000
 
 SEEDS, MOST_SEEDS = 3, 8
 
@@ -152,19 +157,21 @@ class _Search:
                 raise InputError(f"--knobs {key}: no values to try")
         self.seed = loaded.scenario.seed
         self.load = offered(loaded)
-        self.candidates = [
-            Candidate(dict(zip(self.knobs, values, strict=True)))
-            for values in product(*self.knobs.values())
-        ]
+        self.size = math.prod(len(values) for values in self.knobs.values())
+        self.candidates: list[Candidate] = []
+        if self.size <= MANY:
+            self.candidates = [
+                Candidate(dict(zip(self.knobs, values, strict=True)))
+                for values in product(*self.knobs.values())
+            ]
         n = self.load.requests
-        self.budget = budget_requests or max(30 * n, len(self.candidates) * n // 10)
+        self.budget = budget_requests or max(30 * n, min(self.size, MANY) * n // 10)
 
     # ---------------------------------------------------------------- the search
 
     def answer(self) -> dict[str, Any]:
         self._check_idle()
-        alive = self._screen()
-        alive = self._halve(alive)
+        alive = self._halve(self._screen() if self.candidates else self._explore())
         best, runner_up = self._decide(alive)
         default = self._default()
         around = self._around(best)
@@ -221,6 +228,50 @@ class _Search:
         self.tell(f"screened {len(self.candidates)} candidates, {len(alive)} may serve the load")
         return self._collapse(alive)
 
+    def _explore(self) -> list[Candidate]:
+        """The candidates that Optuna proposed, with their short runs."""
+        short = self._short()
+        by_changes: dict[str, Candidate] = {}
+
+        def score(batch: list[Changes]) -> list[float]:
+            candidates = [Candidate(changes, stage="short") for changes in batch]
+            runnable = [c for c in candidates if self._is_valid(c)]
+            results = self._run((c.changes for c in runnable), requests=short)
+            self._take(runnable, results, "short")
+            by_changes.update((repr(c.changes), c) for c in candidates)
+            self.tell(f"{len(by_changes)} of {self.size:,} candidates tried")
+            return [_score(c) for c in candidates]
+
+        trials = max(2 * KEPT_SHORT, self.budget // 4 // short)
+        folder = self.sweep.store.folder
+        tried = explore(
+            self.knobs,
+            trials,
+            score,
+            seed=self.seed,
+            journal=folder / "optuna.journal" if folder is not None else None,
+            name=self._point({}, self.seed, short, GENERIC).key,
+        )
+        for changes in tried:
+            # Trials of an earlier run, or of another machine: their results are in the store.
+            if repr(changes) not in by_changes:
+                score([changes])
+        self.candidates = list(by_changes.values())
+        alive = [c for c in self.candidates if c.results]
+        if not alive:
+            raise InputError(f"none of {len(self.candidates)} candidates tried starts")
+        return self._ranked(alive)[:KEPT_SHORT]
+
+    def _is_valid(self, candidate: Candidate) -> bool:
+        try:
+            change(self.loaded.scenario, candidate.changes)
+        except InputError as error:
+            candidate.error = str(error)
+        return candidate.error is None
+
+    def _short(self) -> int:
+        return max(LEAST_REQUESTS, round(self.load.requests * SHORT))
+
     def _collapse(self, alive: list[Candidate]) -> list[Candidate]:
         """More slots than are ever taken, or tokens than are ever scheduled, change nothing.
 
@@ -253,7 +304,7 @@ class _Search:
         return max(LEAST_REQUESTS, round(self.load.requests * MEDIUM))
 
     def _halve(self, alive: list[Candidate]) -> list[Candidate]:
-        short = max(LEAST_REQUESTS, round(self.load.requests * SHORT))
+        short = self._short()
         affordable = max(KEPT_SHORT, self.budget // 4 // short)
         if len(alive) > affordable:
             alive = self._spread(alive, affordable)
@@ -463,12 +514,19 @@ class _Search:
             * scenario.replicas,
             "price_per_hour": first.get("cost", {}).get("price_per_hour"),
             "simulated_requests": self.sweep.simulated_requests,
-            "exhaustive_requests": len(self.candidates) * self.load.requests,
+            "exhaustive_requests": self.size * self.load.requests,
             "points_simulated": self.sweep.evaluated,
             "vllm_command": vllm_command(scenario),
             "calibration": first["provenance"]["calibration"],
             "version": first["provenance"]["version"],
         }
+
+
+def _score(candidate: Candidate) -> float:
+    """What Optuna climbs: goodput, halved where the SLA does not hold."""
+    if not candidate.results:
+        return 0.0
+    return candidate.goodput_per_s * (1.0 if candidate.met else 0.5)
 
 
 def _default_knobs(loaded: LoadedScenario) -> dict[str, Sequence[Any]]:

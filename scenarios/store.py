@@ -8,6 +8,7 @@ written aside and renamed. A claim whose process is gone counts for nothing.
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ class Store:
     """Results by key, in a folder (made if missing) or, without one, in memory."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._memory: dict[str, dict[str, Any]] = {}
         if folder is not None:
             try:
@@ -31,7 +32,7 @@ class Store:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """A finished result; None if there is none, or only a broken one."""
-        if self._folder is None:
+        if self.folder is None:
             return self._memory.get(key)
         try:
             result = json.loads(self._path(key).read_text(encoding="utf-8"))
@@ -41,7 +42,7 @@ class Store:
 
     def put(self, result: dict[str, Any]) -> None:
         """Keep a result under its key."""
-        if self._folder is None:
+        if self.folder is None:
             self._memory[result["key"]] = result
         else:
             write_text(self._path(result["key"]), to_line(result))
@@ -49,10 +50,10 @@ class Store:
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
         """Whether this process may work on `key`: False while another living one does."""
-        if self._folder is None:
+        if self.folder is None:
             yield True
             return
-        path = self._folder / f"{key}.claim"
+        path = self.folder / f"{key}.claim"
         mine = f"{socket.gethostname()} {os.getpid()}"
         got = _create(path, mine) or (_abandoned(path) and _retake(path, mine))
         try:
@@ -62,8 +63,8 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{key}.json"
+        assert self.folder is not None
+        return self.folder / f"{key}.json"
 
 
 def to_line(result: dict[str, Any]) -> str:
@@ -72,11 +73,15 @@ def to_line(result: dict[str, Any]) -> str:
 
 
 def _create(path: Path, owner: str) -> bool:
+    """Make the claim, whole or not at all: a link to a finished file."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    aside.write_text(owner, encoding="utf-8")
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(owner)
+        os.link(aside, path)
     except FileExistsError:
         return False
+    finally:
+        aside.unlink()
     return True
 
 
@@ -92,7 +97,9 @@ def _abandoned(path: Path) -> bool:
         if host != socket.gethostname():
             return False
         os.kill(int(pid), 0)
+    except FileNotFoundError:
+        return False
     except (OSError, ValueError):
-        # No such process, or a claim that was never written out.
-        return path.exists()
+        # No such process, or no claim of ours.
+        return True
     return False

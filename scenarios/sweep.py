@@ -90,7 +90,10 @@ class _Work:
     def _start(self) -> None:
         self._claim = self._claims.enter_context(ExitStack())
         if self._claim.enter_context(self._sweep.store.claim(self.point.key)):
-            self._future = self._sweep._pool.submit(self.point)
+            # Its last owner may have finished between our look and our claim.
+            self.result = self._sweep.store.get(self.point.key)
+            if self.result is None:
+                self._future = self._sweep._pool.submit(self.point)
 
     def finish(self) -> None:
         """Wait until the result is there, and keep it."""
