@@ -129,6 +129,7 @@ def size(
         result = find(
             loaded, sweep, knobs=chosen, objective=objective, budget_requests=budget, tell=_tell
         )
+    _note(result["notes"])
     if out is not None:
         from servecast.reports.sizing_html import render_sizing_report
 
@@ -246,6 +247,11 @@ def _sweep(out: Path | None, resume: bool, workers: str) -> "Iterator[Sweep]":
 def _tell(line: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"servecast: {line}", err=True)
+
+
+def _note(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(f"servecast: note: {line}", err=True)
 
 
 def _write_answer(out: Path, name: str, result: dict[str, Any], page: str) -> None:

@@ -173,9 +173,15 @@ class _Search:
         self._check_idle()
         alive = self._halve(self._screen() if self.candidates else self._explore())
         best, runner_up = self._decide(alive)
+        idle = self._idle_knobs()
+        if len(idle) == len(self.knobs):
+            raise InputError(
+                f"{self.loaded.path}: {', '.join(idle)}: varying it does nothing to this load"
+            )
         default = self._default()
         around = self._around(best)
-        return self._result(best, runner_up, default, around)
+        notes = [f"{key}: varying it does nothing to this load" for key in idle]
+        return {**self._result(best, runner_up, default, around), "notes": notes}
 
     def _point(self, changes: Changes, seed: int, requests: int | None, profile: Profile) -> Point:
         scenario = change(self.loaded.scenario, changes)
@@ -383,6 +389,22 @@ class _Search:
             contenders.sort(key=lambda c: self._limit(c.changes)[0], reverse=True)
         return contenders[0], contenders[1] if len(contenders) > 1 else None
 
+    def _idle_knobs(self) -> list[str]:
+        """Knobs whose values all gave the same latencies wherever nothing else differed."""
+        idle = []
+        for key, values in self.knobs.items():
+            groups: dict[str, set[str]] = {}
+            compared = False
+            for candidate in self.candidates:
+                if candidate.results:
+                    rest = {k: v for k, v in candidate.changes.items() if k != key}
+                    seen = groups.setdefault(f"{candidate.stage} {rest}", set())
+                    compared |= bool(seen)
+                    seen.add(_fingerprint(candidate.results[0]))
+            if len(values) > 1 and compared and all(len(seen) == 1 for seen in groups.values()):
+                idle.append(key)
+        return idle
+
     def _told(self, ranked: list[Candidate]) -> bool:
         """Whether first and second differ beyond doubt, or by too little to matter."""
         if len(ranked) < 2:
@@ -520,6 +542,12 @@ class _Search:
             "calibration": first["provenance"]["calibration"],
             "version": first["provenance"]["version"],
         }
+
+
+def _fingerprint(result: dict[str, Any]) -> str:
+    """All latencies of a run: what a knob must change to have done anything."""
+    metrics = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s")
+    return repr([result["summary"][metric] for metric in metrics])
 
 
 def _score(candidate: Candidate) -> float:

@@ -74,7 +74,9 @@ def test_the_content_of_a_trace_is_part_of_the_name(tmp_path: Path) -> None:
     for tokens in (10, 11):
         folder = tmp_path / str(tokens)
         folder.mkdir()
-        (folder / "t.csv").write_text(f"arrival_s,input_tokens,output_tokens\n0,{tokens},5\n1,9,4\n")
+        (folder / "t.csv").write_text(
+            f"arrival_s,input_tokens,output_tokens\n0,{tokens},5\n1,9,4\n"
+        )
         path = folder / "s.yaml"
         path.write_text(
             SMALL.split("workload:")[0] + "workload: {arrivals: {kind: trace, path: t.csv}}\n"
