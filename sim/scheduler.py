@@ -12,8 +12,8 @@ wants: decodes are counted, not visited. It steps aside whenever the order could
 
 from collections.abc import Callable
 
+from servecast.sim.blocks import SequenceBlocks
 from servecast.sim.decodes import DecodeAggregate
-from servecast.sim.kv import KVPool
 from servecast.sim.plan import SchedulerLimits, StepPlan
 from servecast.sim.sequence import (
     FINISHED,
@@ -43,7 +43,7 @@ class Scheduler:
     limits : vLLM's settings
     aggregate : count decodes where possible; False walks every sequence in every step
     keep_order : let every plan list its sequences in scheduling order
-    private_runs : keep text that nobody else can ask for as one run; False names every block
+    private_runs : see `SequenceBlocks`
     accept, propose : how many drafts are accepted, and how many are proposed next
     """
 
@@ -58,7 +58,8 @@ class Scheduler:
         propose: Proposal | None = None,
     ) -> None:
         self.limits = limits
-        self.pool = KVPool(limits.num_gpu_blocks - 1, limits.block_size)
+        self.kv = SequenceBlocks(limits, private_runs=private_runs)
+        self.pool = self.kv.pool
         self.waiting: FCFSQueue | PriorityQueue = (
             FCFSQueue() if limits.scheduling_policy == "fcfs" else PriorityQueue()
         )
@@ -71,17 +72,7 @@ class Scheduler:
         self.keep_order = keep_order
         self._accept = accept
         self._propose = propose or (lambda seq: limits.num_speculative_tokens)
-        # Priorities can preempt a sequence in the very step that scheduled it, and EAGLE leaves
-        # the last block of a hit: both may compute a cached block again beside the old one.
-        self._private_runs = (
-            private_runs
-            and limits.enable_prefix_caching
-            and limits.scheduling_policy == "fcfs"
-            and limits.spec_method is None
-        )
-        self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
         self._in_flight: StepPlan | None = None
-        self._swap_room = limits.swap_blocks
         #: tokens of a step; adaptive control may lower it, never below max_num_seqs
         self.token_budget = limits.max_num_batched_tokens
         self._serial = 0
@@ -102,8 +93,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that has just arrived."""
-        if self._private_runs and seq.shared:
-            seq.shared_blocks = seq.shared[-1][1] // self.limits.block_size
+        self.kv.arrive(seq)
         self.waiting.append(seq)
 
     @property
@@ -189,8 +179,8 @@ class Scheduler:
                 seq.computed_tokens for seq in plan.finishing
             )
         for seq, tokens in chunks:
-            self._grow(seq, seq.computed_tokens + tokens)
-            self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
+            self.kv.grow(seq, seq.computed_tokens + tokens)
+            self.kv.name(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
             plan.chunks.append((seq, tokens, seq.computed_tokens))
         if self.waiting:
             self._admit(plan, budget, budget)
@@ -257,7 +247,7 @@ class Scheduler:
                 if bucket:
                     rounds = (steps - 1 - j) // size
                     for seq in bucket:
-                        self._cache(seq, seq.base + tick + j + lag + rounds * size)
+                        self.kv.name(seq, seq.base + tick + j + lag + rounds * size)
         ended = decodes.advance(steps)
         if ended:
             plan.finishing = ended
@@ -292,9 +282,7 @@ class Scheduler:
 
     def _join(self, seq: Sequence) -> None:
         """Let a sequence decode in the aggregate from the next step on."""
-        seq.naming = self.limits.enable_prefix_caching and (
-            not self._private_runs or len(seq.handles) < seq.shared_blocks
-        )
+        seq.naming = self.kv.names_as_it_grows(seq)
         self.decodes.join(seq)
 
     # ---------------------------------------------------------------- the walk
@@ -318,7 +306,7 @@ class Scheduler:
             tokens = self._wants(seq, threshold, min(budget, room - slots))
             if tokens <= 0:
                 continue
-            while not self._fits(seq, tokens):
+            while not self.kv.fits(seq, tokens):
                 victim = self._victim(order)
                 at = order.index(victim)
                 del order[at]
@@ -359,7 +347,7 @@ class Scheduler:
         for seq in members:
             seq.placeholders = pending
             seq.known_tokens = seq.computed_tokens + 1 - pending
-            self._cache(seq, seq.computed_tokens - pending)
+            self.kv.name(seq, seq.computed_tokens - pending)
         return members
 
     def _wants(self, seq: Sequence, threshold: int, most: int) -> int:
@@ -374,17 +362,14 @@ class Scheduler:
             tokens = threshold
         return min(tokens, most, self.limits.max_model_len - seq.computed_tokens - 1)
 
-    def _fits(self, seq: Sequence, tokens: int) -> bool:
-        return self._slots_needed(seq.computed_tokens + tokens) - seq.blocks <= self.pool.free
-
     def _victim(self, order: list[Sequence]) -> Sequence:
         if self.limits.scheduling_policy == "priority":
             return max(order, key=lambda seq: (seq.priority, seq.order))
         return order[-1]
 
     def _schedule_running(self, seq: Sequence, tokens: int, spec: dict[Sequence, int]) -> None:
-        self._grow(seq, seq.computed_tokens + tokens)
-        self._cache(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
+        self.kv.grow(seq, seq.computed_tokens + tokens)
+        self.kv.name(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
         if seq.drafts:
             drafts = tokens + seq.computed_tokens - seq.known_tokens - seq.placeholders
             if drafts > 0:
@@ -397,8 +382,8 @@ class Scheduler:
         Returns the blocks that go to host memory.
         """
         in_flight = self._in_flight
-        swapped = self._swap_out(seq)
-        self._release(seq)
+        swapped = self.kv.swap_out(seq)
+        self.kv.release(seq)
         seq.computed_tokens = 0
         seq.drafts = 0
         seq.stale = in_flight is not None and seq.scheduled_step == in_flight.number
@@ -410,26 +395,6 @@ class Scheduler:
             self.explicit.remove(seq)
         self.waiting.put_back(seq)
         return swapped
-
-    def _swap_out(self, seq: Sequence) -> int:
-        """Keep a sequence's KV in host memory, if there is room: blocks moved."""
-        blocks = -(-seq.computed_tokens // self.limits.block_size)
-        if blocks > self._swap_room:
-            return 0
-        self._swap_room -= blocks
-        seq.kept_tokens = seq.computed_tokens
-        # The private run comes back from the host, so it is not left behind in the pool.
-        seq.private = 0
-        return blocks
-
-    def _swap_in(self, seq: Sequence, found: int) -> int:
-        """Fetch what a look-up did not find: blocks moved."""
-        if not seq.kept_tokens:
-            return 0
-        blocks = -(-seq.kept_tokens // self.limits.block_size)
-        self._swap_room += blocks
-        seq.kept_tokens = 0
-        return max(0, blocks - found)
 
     def _regroup(self, plan: StepPlan, before: list[Sequence]) -> None:
         """After a walk: those that decoded go back into the aggregate, the rest wait outside."""
@@ -502,7 +467,7 @@ class Scheduler:
         ahead = False
         while budget > 0 and room > slots and waiting and len(running) < limits.max_num_seqs:
             seq = waiting.peek()
-            hits, private = self._hits(seq)
+            hits, private = self.kv.hits(seq)
             found = len(hits) + private
             computed = max(found * limits.block_size, seq.kept_tokens)
             most = min(budget, room - slots)
@@ -519,13 +484,13 @@ class Scheduler:
                 if not limits.enable_chunked_prefill:
                     break
                 tokens = most
-            if not self._admissible(seq, computed + tokens, hits, private):
+            if not self.kv.admissible(seq, computed + tokens, hits, private, alone=not running):
                 break
             if ahead and not seq.promoted:
                 break
             ahead = seq.promoted
             waiting.popleft()
-            plan.swapped += self._swap_in(seq, found)
+            plan.swapped += self.kv.swap_in(seq, found)
             self._enter(seq, computed, computed + tokens, hits, private)
             (admitted if seq.status == WAITING else resumed).append((seq, computed))
             seq.status = RUNNING
@@ -544,42 +509,11 @@ class Scheduler:
     def _enter(
         self, seq: Sequence, computed: int, upto: int, hits: list[int], private: int
     ) -> None:
-        """Give an admitted sequence its place and its blocks for tokens up to `upto`."""
-        if hits:
-            self.pool.share(hits)
-        if private:
-            self.pool.reclaim(seq.segment_id, private)
-        seq.handles = hits
-        seq.private = private
-        seq.blocks = len(hits) + private
-        seq.computed_tokens = computed
-        self._grow(seq, upto)
-        self._cache(seq, min(upto, seq.known_tokens))
+        """Give an admitted sequence its blocks for tokens up to `upto`, and its place."""
+        self.kv.enter(seq, computed, upto, hits, private)
         seq.serial = self._serial
         self._serial += 1
         self.running[seq.serial] = seq
-
-    def _hits(self, seq: Sequence) -> tuple[list[int], int]:
-        """Cached blocks at the head of a sequence, at least its last token left to compute.
-
-        Returns the handles of named blocks, and how many blocks of its private run follow.
-        """
-        limits = self.limits
-        if not limits.enable_prefix_caching:
-            return [], 0
-        most = (seq.known_tokens - 1) // limits.block_size
-        if not self._private_runs:
-            hits = self.pool.lookup(seq.keys(limits.block_size, 0, most))
-            if hits and limits.spec_method == "eagle":
-                hits.pop()
-            return hits, 0
-        shared = seq.shared_blocks
-        if not shared:
-            return [], self.pool.private_blocks(seq.segment_id)
-        hits = self.pool.lookup(seq.keys(limits.block_size, 0, min(shared, most)))
-        if len(hits) < shared:
-            return hits, 0
-        return hits, self.pool.private_blocks(seq.segment_id)
 
     def _may_pad(self, computed: int, decoding: bool) -> bool:
         """Whether there is reason and room to widen an admission of one token."""
@@ -587,56 +521,6 @@ class Scheduler:
         return (
             k > 0 and (decoding or computed > 0) and computed + 2 + k <= self.limits.max_model_len
         )
-
-    def _admissible(self, seq: Sequence, upto: int, hits: list[int], private: int) -> bool:
-        limits = self.limits
-        free = self.pool.free
-        if self.running:
-            free -= self._watermark_blocks
-        # A hit that lies in the free queue costs a free block all the same.
-        held = len(hits) - self.pool.count_idle(hits) if hits else 0
-        if limits.scheduler_reserve_full_isl:
-            whole = min(seq.known_tokens, limits.max_model_len)
-            if -(-whole // limits.block_size) - held > free:
-                return False
-        return max(self._slots_needed(upto), len(hits) + private) - held <= free
-
-    # ---------------------------------------------------------------- blocks
-
-    def _slots_needed(self, tokens: int) -> int:
-        limits = self.limits
-        tokens = min(tokens + limits.lookahead_tokens, limits.max_model_len)
-        return -(-tokens // limits.block_size)
-
-    def _grow(self, seq: Sequence, tokens: int) -> None:
-        more = self._slots_needed(tokens) - seq.blocks
-        if more > 0:
-            self.pool.take(more)
-            seq.blocks += more
-
-    def _cache(self, seq: Sequence, tokens: int) -> None:
-        """Name a sequence's full blocks up to `tokens`."""
-        if not self.limits.enable_prefix_caching:
-            return
-        full = tokens // self.limits.block_size
-        if self._private_runs:
-            private = full - seq.shared_blocks
-            if private > seq.private:
-                seq.private = private
-            if not seq.shared_blocks:
-                return
-            full = min(full, seq.shared_blocks)
-        named = len(seq.handles)
-        if full > named:
-            keys = seq.keys(self.limits.block_size, named, full)
-            seq.handles.extend(self.pool.register(keys))
-
-    def _release(self, seq: Sequence) -> None:
-        """Give all blocks of a sequence back."""
-        blank = seq.blocks - len(seq.handles) - seq.private
-        self.pool.release(seq.handles, blank, seq.segment_id, seq.private)
-        seq.handles = []
-        seq.private = seq.blocks = 0
 
     def _threshold(self) -> int:
         """The cap on a long prefill, which holds only while there is somebody to starve."""
@@ -653,11 +537,11 @@ class Scheduler:
             seq.stale = False
             if seq.status == RUNNING:
                 seq.placeholders -= 1
-                self._cache(seq, seq.computed_tokens - seq.placeholders)
+                self.kv.name(seq, seq.computed_tokens - seq.placeholders)
         for seq in plan.finishing:
             seq.known_tokens = seq.prompt_tokens + seq.output_limit
             if seq.status == RUNNING:
-                self._cache(seq, seq.last_position)
+                self.kv.name(seq, seq.last_position)
             self._finish(seq)
         return [(seq, 1) for seq in plan.completing]
 
@@ -684,7 +568,7 @@ class Scheduler:
             delivered.append((seq, new))
             if limits.async_scheduling and not stale:
                 seq.placeholders -= new
-                self._cache(seq, seq.computed_tokens - seq.placeholders)
+                self.kv.name(seq, seq.computed_tokens - seq.placeholders)
             if seq.output_tokens == seq.output_limit:
                 finishing.append(seq)
                 self._finish(seq)
@@ -701,9 +585,9 @@ class Scheduler:
         seq.stale = False
         if seq.status == PREEMPTED:
             self.waiting.remove(seq)
-            self._swap_in(seq, 0)
+            self.kv.swap_in(seq, 0)
         else:
-            self._release(seq)
+            self.kv.release(seq)
             del self.running[seq.serial]
         seq.status = FINISHED
 
