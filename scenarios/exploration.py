@@ -1,6 +1,7 @@
 """Spaces too large to try one by one: Optuna proposes, short runs answer."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def explore(
     Raises InputError if Optuna is not installed.
     """
     try:
-        import optuna
+        optuna: Any = import_module("optuna")
+        storages: Any = import_module("optuna.storages.journal")
     except ImportError:
         raise InputError(
             "this many candidates need Optuna: pip install 'servecast[optuna]'"
@@ -41,7 +43,7 @@ def explore(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = None
     if journal is not None:
-        backend = optuna.storages.journal.JournalFileBackend(str(journal))
+        backend = storages.JournalFileBackend(str(journal))
         storage = optuna.storages.JournalStorage(backend)
     study = optuna.create_study(
         direction="maximize",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
+from importlib import import_module
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self
@@ -142,7 +143,7 @@ class _Processes(_Pool):
 class _Ray(_Pool):
     def __init__(self, address: str) -> None:
         try:
-            import ray
+            ray: Any = import_module("ray")
         except ImportError:
             raise InputError(
                 f"--workers {address}: needs Ray: pip install 'servecast[ray]'"
