@@ -12,15 +12,25 @@ from servecast.scenarios.answer import choice
 Changes = dict[str, Any]
 Result = dict[str, Any]
 
+#: A growth of the time to first token below this is taken for chance, seconds a second.
+STEADY = 0.02
+
+#: Clauses that a growing queue breaks.
+QUEUED = ("ttft", "e2e", "queue")
+
 
 @dataclass
 class Candidate:
-    """A combination of knobs and what is known of it so far."""
+    """A combination of knobs and what is known of it so far.
+
+    `unseen_s` is how much longer the whole load lasts than the runs so far.
+    """
 
     changes: Changes
     stage: str = "screened"
     error: str | None = None
     results: list[dict[str, Any]] | None = None
+    unseen_s: float = 0.0
 
     @property
     def goodput_per_s(self) -> float:
@@ -28,25 +38,47 @@ class Candidate:
         return float(np.mean(self.goodputs))
 
     @property
+    def expected_s(self) -> float:
+        """How much later than now a first token would come at the end of the whole load."""
+        drifts = [result["drift"] for result in self.results or ()]
+        growth = float(np.mean(drifts)) if drifts else 0.0
+        return growth * self.unseen_s if growth > STEADY else 0.0
+
+    @property
+    def expected_goodput_per_s(self) -> float:
+        """Goodput, less what a queue that is building up will take of it."""
+        limits = [
+            clause["limit"]
+            for clause in (self.results or [{}])[0].get("summary", {}).get("sla", {})["clauses"]
+            if clause["clause"].startswith(QUEUED)
+        ]
+        if not limits:
+            return self.goodput_per_s
+        return self.goodput_per_s / (1 + self.expected_s / min(limits))
+
+    @property
     def goodputs(self) -> list[float]:
         return [r["summary"]["goodput_per_s"] for r in self.results or ()]
 
     @property
     def met(self) -> bool:
-        """Every clause holds in most of the runs so far."""
+        """Every clause holds in most of the runs so far, and will to the end of the load."""
         verdicts = [r["summary"]["sla"]["met"] is not False for r in self.results or ()]
-        return 2 * sum(verdicts) > len(verdicts)
+        return 2 * sum(verdicts) > len(verdicts) and self.margin > 0
 
     @property
     def margin(self) -> float:
         """Room under the tightest clause, as a share of its limit; 1 without clauses."""
         rooms = [
-            1 - clause["value"] / clause["limit"]
+            1 - (clause["value"] + self._later(clause["clause"])) / clause["limit"]
             for result in self.results or ()
             for clause in result["summary"]["sla"]["clauses"]
             if clause["value"] is not None and clause["limit"] > 0
         ]
         return min(rooms, default=1.0)
+
+    def _later(self, clause: str) -> float:
+        return self.expected_s if clause.startswith(QUEUED) else 0.0
 
     @property
     def price_per_hour(self) -> float:

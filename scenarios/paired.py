@@ -114,9 +114,7 @@ def told_apart(delta: Mapping[str, Any]) -> bool:
     return bool(delta["lo"] > 0 or delta["hi"] < 0)
 
 
-def probability_better(
-    base: Sequence[float], other: Sequence[float], better: int
-) -> float | None:
+def probability_better(base: Sequence[float], other: Sequence[float], better: int) -> float | None:
     """Probability that the mean of `other` is better than the base's.
 
     The posterior of a mean difference under a flat prior: Student's t with n - 1 degrees of
@@ -176,8 +174,7 @@ def sla_met(results: Sequence[Result]) -> dict[str, Any] | None:
 def same_outcome(first: Sequence[Result], second: Sequence[Result]) -> bool:
     """Whether the load was served exactly alike in every replication."""
     return all(
-        _outcome(a["summary"]) == _outcome(b["summary"])
-        for a, b in zip(first, second, strict=True)
+        _outcome(a["summary"]) == _outcome(b["summary"]) for a, b in zip(first, second, strict=True)
     )
 
 
@@ -186,10 +183,8 @@ def _outcome(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _clauses(summary: Mapping[str, Any]) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    classes = summary.get("classes", {})
-    # Where every class has limits of its own, the scenario's may be empty.
     yield from ((None, clause) for clause in summary["sla"]["clauses"])
-    for name, entry in classes.items():
+    for name, entry in summary.get("classes", {}).items():
         yield from ((name, clause) for clause in entry["sla"]["clauses"])
 
 

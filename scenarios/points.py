@@ -16,6 +16,7 @@ import numpy as np
 
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import summarise
 from servecast.scenarios.build import build
 from servecast.scenarios.load import LoadedScenario
@@ -83,10 +84,10 @@ def _file_hash(path: Path) -> str:
 
 
 def evaluate(point: Point) -> dict[str, Any]:
-    """Simulate a point.
+    """Simulate a point: a pure function of it.
 
-    Returns `{"key", "seed", "requests", "error": None, "summary", "pressure", "engine"}`; one that
-    does not start has its reason under `error` and nothing else. A pure function of the point.
+    Returns `{"key", "seed", "requests", "error": None, "summary", "pressure", "drift", "engine"}`;
+    one that does not start has its reason under `error` and nothing else.
     """
     named = {"key": point.key, "seed": point.seed}
     loaded = LoadedScenario(point.scenario, point.base, point.key)
@@ -105,8 +106,25 @@ def evaluate(point: Point) -> dict[str, Any]:
         "error": None,
         "summary": summarise(trace, facts),
         "pressure": pressure(trace, deployment.limits),
+        "drift": drift(trace),
         "engine": deployment.engine,
     }
+
+
+def drift(trace: Trace) -> float:
+    """Seconds by which the time to first token grows for each second of arrivals.
+
+    The slope over the second half of the completed requests; near 0 where the load is served,
+    above it where a queue builds up that a longer run would show.
+    """
+    rows = trace.requests
+    done = rows["first_token_ns"] >= 0
+    sent = rows["arrival_ns"][done] / NS_PER_S
+    late = rows["first_token_ns"][done] / NS_PER_S - sent
+    half = np.argsort(sent, kind="stable")[len(sent) // 2 :]
+    if len(half) < 8 or np.ptp(sent[half]) == 0:
+        return 0.0
+    return float(np.polyfit(sent[half], late[half], 1)[0])
 
 
 def pressure(trace: Trace, limits: SchedulerLimits) -> dict[str, float]:

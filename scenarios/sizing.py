@@ -3,7 +3,8 @@
 1. Screening without simulation: candidates that do not start, that flags contradict, or whose
    service rate by the roofline stays far below the best one's.
 2. Successive halving on the first requests of the load, all candidates on the same requests
-   (common random numbers): a third goes on each time.
+   (common random numbers). Where the time to first token still grows at the end of such a run,
+   the growth is carried on to the end of the load: near saturation the first minute looks well.
 3. The last ones on the whole load with several seeds, paired, until the winner is told from the
    runner-up or the difference does not matter (2 % of goodput).
 4. Around the winner: latency against load, where a clause breaks, where preemption begins, and
@@ -56,11 +57,21 @@ ROOM = 0.05
 #: Candidates whose bound on the service rate is below this share of the best are not simulated.
 HOPELESS = 0.7
 
-#: Requests of a short and of a medium run, as shares of the load, and the least that say anything.
-SHORT, MEDIUM, LEAST_REQUESTS = 1 / 20, 1 / 4, 60
+#: Requests of a short, a medium and a probing run, as shares of the load at most, and the least
+#: that say anything.
+SHORT, MEDIUM, PROBE, LEAST_REQUESTS = 1 / 3, 1 / 2, 1 / 4, 60
+
+#: Shares of the budget that the short runs may use, and all up to the choice.
+FIRST_SHARE, CHOICE_SHARE = 0.2, 0.65
+
+#: Runs around the answer: loads for the curve, and coefficients up and down.
+RUNS_AROUND = 22
 
 #: Candidates that go on from the short runs, and from the medium ones.
-KEPT_SHORT, KEPT_MEDIUM = 12, 3
+KEPT_SHORT, KEPT_MEDIUM = 6, 3
+
+#: The knob that is varied last: it matters least, and alike for every value of the others.
+LAST_KNOB = "engine.block_size"
 
 #: More candidates than this are not all looked at: Optuna proposes which.
 MANY = 5000
@@ -136,10 +147,11 @@ class _Search:
             )
         default = self._default()
         self.tell("latency against load, the limit and the cliff")
-        around = surroundings(self.runner, best, self.load.rate_per_s, self._medium())
+        left = self.budget - self.runner.sweep.simulated_requests
+        requests = min(self._probe(), max(LEAST_REQUESTS, left // RUNS_AROUND))
+        around = surroundings(self.runner, best, self.load.rate_per_s, requests)
         self.tell("which coefficient matters most")
-        tenth = max(LEAST_REQUESTS, self.load.requests // 10)
-        around |= sensitivity(self.runner, best, tenth)
+        around |= sensitivity(self.runner, best, requests)
         notes = [f"{key}: varying it does nothing to this load" for key in idle]
         return {**self._result(best, runner_up, default, around), "notes": notes}
 
@@ -181,7 +193,7 @@ class _Search:
 
     def _explore(self) -> list[Candidate]:
         """The candidates that Optuna proposed, with their short runs."""
-        short = self._short()
+        short = max(LEAST_REQUESTS, self.load.requests // 20)
         by_changes: dict[str, Candidate] = {}
 
         def score(batch: list[Changes]) -> list[float]:
@@ -193,7 +205,7 @@ class _Search:
             self.tell(f"{len(by_changes)} of {self.size:,} candidates tried")
             return [score_of(c) for c in candidates]
 
-        trials = max(2 * KEPT_SHORT, self.budget // 4 // short)
+        trials = max(4 * KEPT_SHORT, round(FIRST_SHARE * self.budget / short))
         folder = self.runner.sweep.store.folder
         tried = explore(
             self.knobs,
@@ -220,9 +232,6 @@ class _Search:
             candidate.error = str(error)
         return candidate.error is None
 
-    def _short(self) -> int:
-        return max(LEAST_REQUESTS, round(self.load.requests * SHORT))
-
     def _collapse(self, alive: list[Candidate]) -> list[Candidate]:
         """More slots than are ever taken, or tokens than are ever scheduled, change nothing.
 
@@ -230,7 +239,7 @@ class _Search:
         the smallest is tried.
         """
         generous = max(alive, key=lambda c: [_number(v) for v in c.changes.values()])
-        (result,) = self.runner.run([generous.changes], requests=self._medium())
+        (result,) = self.runner.run([generous.changes], requests=self._probe())
         peak = result["pressure"]
         needed = {
             "engine.max_num_seqs": 1.5 * peak["peak_running"],
@@ -251,25 +260,40 @@ class _Search:
                 kept.append(candidate)
         return kept or alive
 
-    def _medium(self) -> int:
-        return max(LEAST_REQUESTS, round(self.load.requests * MEDIUM))
+    def _probe(self) -> int:
+        return max(LEAST_REQUESTS, round(self.load.requests * PROBE))
 
     def _halve(self, alive: list[Candidate]) -> list[Candidate]:
-        short = self._short()
-        affordable = max(KEPT_SHORT, self.budget // 4 // short)
-        if len(alive) > affordable:
-            alive = self._spread(alive, affordable)
-        for stage, requests, kept in (
-            ("short", short, KEPT_SHORT),
-            ("medium", self._medium(), KEPT_MEDIUM),
-        ):
-            if len(alive) <= kept:
-                continue
-            self.tell(f"{stage} runs: {len(alive)} candidates, {requests} requests each")
-            results = self.runner.run((c.changes for c in alive), requests=requests)
-            alive = self._take(alive, results, stage)
-            alive = self._ranked(alive)[:kept]
-        return alive
+        """Short runs of all, at one block size; medium runs of the best, at every block size."""
+        n = self.load.requests
+        first = alive
+        sizes = [c.changes[LAST_KNOB] for c in alive if LAST_KNOB in c.changes]
+        if sizes and all(c.results is None for c in alive):
+            first = [c for c in alive if c.changes[LAST_KNOB] == min(sizes, key=_number)]
+        affordable = round(FIRST_SHARE * self.budget)
+        if len(first) > KEPT_SHORT:
+            if len(first) * LEAST_REQUESTS > affordable:
+                first = self._spread(first, max(KEPT_SHORT, affordable // LEAST_REQUESTS))
+            short = min(round(n * SHORT), max(LEAST_REQUESTS, affordable // len(first)))
+            first = self._ranked(self._stage("short", first, short))[:KEPT_SHORT]
+        if not first:
+            return []
+        rest = {k: v for k, v in first[0].changes.items() if k != LAST_KNOB}
+        others = [
+            c
+            for c in alive
+            if c not in first and rest == {k: v for k, v in c.changes.items() if k != LAST_KNOB}
+        ]
+        second = [*first, *others]
+        if len(second) <= KEPT_MEDIUM:
+            return second
+        medium = max(LEAST_REQUESTS, round(n * MEDIUM))
+        return self._ranked(self._stage("medium", second, medium))[:KEPT_MEDIUM]
+
+    def _stage(self, stage: str, alive: list[Candidate], requests: int) -> list[Candidate]:
+        self.tell(f"{stage} runs: {len(alive)} candidates, {requests} requests each")
+        results = self.runner.run((c.changes for c in alive), requests=requests)
+        return self._take(alive, results, stage)
 
     def _spread(self, alive: list[Candidate], count: int) -> list[Candidate]:
         """An even choice where there are too many to try: every so manyth, in grid order."""
@@ -284,6 +308,8 @@ class _Search:
             candidate.stage, candidate.error = stage, result["error"]
             if result["error"] is None:
                 candidate.results = [result]
+                unseen = self.load.requests - result["requests"]
+                candidate.unseen_s = unseen / self.load.rate_per_s
                 started.append(candidate)
         return started
 
@@ -295,13 +321,13 @@ class _Search:
         """
         if not candidates:
             return []
-        best = max(c.goodput_per_s for c in candidates)
+        best = max(c.expected_goodput_per_s for c in candidates)
 
         def key(candidate: Candidate) -> tuple[float, ...]:
             met = candidate.met
             price = candidate.price_per_hour if self.objective == "cost" else 0.0
-            near = candidate.goodput_per_s >= (1 - INDIFFERENT) * best
-            goodput = best if near else candidate.goodput_per_s
+            goodput = candidate.expected_goodput_per_s
+            goodput = best if goodput >= (1 - INDIFFERENT) * best else goodput
             slots = _number(candidate.changes.get("engine.max_num_seqs"))
             block = _number(candidate.changes.get("engine.block_size"))
             return (met, -price, goodput, round(candidate.margin / ROOM), slots, -block)
@@ -311,7 +337,7 @@ class _Search:
     def _decide(self, alive: list[Candidate]) -> tuple[Candidate, Candidate | None]:
         """Whole loads, seed after seed, until the first is told from the second."""
         for candidate in alive:
-            candidate.results = []
+            candidate.results, candidate.unseen_s = [], 0.0
         contenders = alive
         for number in range(MOST_SEEDS):
             self.tell(f"whole load, seed {self.seed + number}: {len(contenders)} candidates")
@@ -322,15 +348,20 @@ class _Search:
                 if result["error"] is None:
                     candidate.results.append(result)
             contenders = self._ranked([c for c in contenders if c.results])[:2]
-            if number + 1 >= SEEDS and self._told(contenders):
+            if number + 1 >= SEEDS and (self._told(contenders) or self._spent(CHOICE_SHARE)):
                 break
         if not contenders:
             raise InputError(f"{self.loaded.path}: no candidate starts")
         if self.objective == "rate":
             contenders.sort(
-                key=lambda c: limit(self.runner, c.changes, self._medium())[0], reverse=True
+                key=lambda c: limit(self.runner, c.changes, self._probe())[0], reverse=True
             )
         return contenders[0], contenders[1] if len(contenders) > 1 else None
+
+    def _spent(self, share: float) -> bool:
+        """Whether another pair of whole loads would pass this share of the budget."""
+        next_pair = self.runner.sweep.simulated_requests + 2 * self.load.requests
+        return next_pair > share * self.budget
 
     def _told(self, ranked: list[Candidate]) -> bool:
         """Whether first and second differ beyond doubt, or by too little to matter."""
