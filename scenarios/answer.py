@@ -22,7 +22,7 @@ class Tried(Protocol):
     stage: str
 
     @property
-    def goodput_per_s(self) -> float: ...
+    def goodputs(self) -> list[float]: ...
 
 
 def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def block_size_words(knobs: Mapping[str, Sequence[Any]], tried: Sequence[Tried])
     for candidate in tried:
         # Runs of different length are not comparable.
         rest = (candidate.stage, *(v for name, v in candidate.changes.items() if name != key))
-        groups.setdefault(rest, []).append(candidate.goodput_per_s)
+        groups.setdefault(rest, []).append(candidate.goodputs[0])
     for goodputs in groups.values():
         if len(goodputs) > 1 and max(goodputs) > 0:
             spreads.append(1 - min(goodputs) / max(goodputs))
@@ -125,9 +125,9 @@ def block_size_words(knobs: Mapping[str, Sequence[Any]], tried: Sequence[Tried])
     spread = max(spreads)
     if spread < 0.02:
         return (
-            f"block_size changes goodput by {spread:.1%} at most here: attention is priced alike "
-            "for every block size until it is calibrated, and neither fragmentation nor prefix "
-            "hits decide"
+            f"block_size changes goodput by {spread:.1%} at most here: neither the waste at the "
+            "end of sequences nor prefix hits decide (attention is priced alike for every size "
+            "until it is calibrated)"
         )
     return (
         f"block_size changes goodput by up to {spread:.0%}: larger blocks waste the end of "

@@ -79,6 +79,42 @@ def run(
         _print(render(result.summary, result.facts))
 
 
+@app.command()
+def init(
+    line: Annotated[
+        list[str], typer.Argument(metavar="-- vllm serve MODEL FLAGS...", help="The pasted line.")
+    ],
+    hardware: Annotated[str, typer.Option(help="Device of the catalogue (`servecast models`).")],
+    rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second.")] = 1.0,
+    input_tokens: Annotated[int, typer.Option(min=1, help="Median prompt length.")] = 1000,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Median answer length.")] = 200,
+    requests: Annotated[int, typer.Option(min=1, help="Requests to simulate.")] = 1000,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Scenario file; stdout by default.")
+    ] = None,
+) -> None:
+    """Write a scenario from a `vllm serve` line, a device and a rate."""
+    from servecast.scenarios.init import parse_line, scenario_text
+
+    parsed = parse_line(line)
+    text = scenario_text(
+        parsed,
+        hardware=hardware,
+        rate_per_s=rate,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        requests=requests,
+    )
+    for flag in parsed.unknown:
+        typer.echo(f"servecast: note: not modelled: {flag}", err=True)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    from servecast.reports.files import write_text
+
+    write_text(output, text)
+
+
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario."),
