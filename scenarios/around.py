@@ -71,7 +71,11 @@ def surroundings(
             "load": cliff["load"] if cliff else None,
             "preemptions": _preemptions(cliff) if cliff else 0,
         },
-        "curve": [_curve_row(t, rate_per_s) for t in tried if t["error"] is None],
+        "curve": [
+            _curve_row(t, rate_per_s)
+            for t in tried
+            if t["error"] is None and (t["load"] not in FAR_LOADS or t is cliff)
+        ],
         "binding": binding_words(strained),
     }
 

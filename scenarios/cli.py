@@ -179,6 +179,79 @@ def size(
 
 
 @app.command()
+def whatif(
+    scenario: Annotated[Path, typer.Argument(help="Scenario file (YAML).")],
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=A,B,C",
+            help="A key of the scenario, or load, prompt, output, burstiness; ranges as 1..4 or "
+            "1..4:0.5; may be repeated, for a grid.",
+        ),
+    ],
+    replications: Annotated[int, typer.Option(min=1, help="Runs a point, on paired seeds.")] = 3,
+    workers: WorkersOption = "1",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result on stdout.")] = False,
+    set_: SetOption = None,
+) -> None:
+    """Serve a load under other flags, devices and loads, and say what changes and why."""
+    from servecast.scenarios.knobs import parse_vary
+    from servecast.scenarios.load import load_scenario
+    from servecast.scenarios.whatif import whatif as ask
+
+    loaded = load_scenario(scenario, set_ or ())
+    varied = [parse_vary(text, "--vary") for text in vary]
+    with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
+        result = ask(loaded, varied, replications, sweep, tell or _silent)
+    _note(result["notes"])
+    if out is not None:
+        from servecast.reports.whatif_html import render_whatif_report
+
+        _write_answer(out, "whatif.json", result, render_whatif_report(result))
+    if json:
+        _echo(result)
+    else:
+        from servecast.reports.whatif_console import render_whatif
+
+        _print(render_whatif(result))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="Scenario A (YAML).")],
+    b: Annotated[Path, typer.Argument(help="Scenario B (YAML).")],
+    replications: Annotated[int, typer.Option(min=1, help="Paired runs of each.")] = 5,
+    canary: Annotated[
+        float | None, typer.Option(help="Share of the requests that B gets, such as 0.05.")
+    ] = None,
+    workers: WorkersOption = "1",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result on stdout.")] = False,
+) -> None:
+    """Serve the same load with two deployments, and say which is better and how surely."""
+    from servecast.scenarios.compare import compare as hold
+    from servecast.scenarios.load import load_scenario
+
+    first, second = load_scenario(a), load_scenario(b)
+    with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
+        result = hold(first, second, replications, sweep, canary, tell or _silent)
+    _note(result["notes"])
+    if out is not None:
+        from servecast.reports.whatif_html import render_compare_report
+
+        _write_answer(out, "compare.json", result, render_compare_report(result))
+    if json:
+        _echo(result)
+    else:
+        from servecast.reports.whatif_console import render_compare
+
+        _print(render_compare(result))
+
+
+@app.command()
 def schedule(
     workload: Annotated[Path, typer.Argument(help="Workload (.json) or many (.jsonl, .jsonl.gz).")],
     output: Annotated[
@@ -280,6 +353,10 @@ def _sweep(out: Path | None, resume: bool, workers: str) -> "Iterator[Sweep]":
         yield sweep
 
 
+def _silent(done: int, total: int) -> None:
+    """No terminal, no bar."""
+
+
 def _tell(line: str) -> None:
     if sys.stderr.isatty():
         typer.echo(f"servecast: {line}", err=True)
@@ -329,7 +406,7 @@ def _echo(value: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _progress() -> "Iterator[Progress | None]":
+def _progress(what: str = "requests") -> "Iterator[Progress | None]":
     """A bar on stderr that only a run of some seconds ever shows."""
     if not sys.stderr.isatty():
         yield None
@@ -338,14 +415,14 @@ def _progress() -> "Iterator[Progress | None]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     bar = Progress(
-        "requests",
+        what,
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task("requests", total=None)
+    task = bar.add_task(what, total=None)
     with bar:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
