@@ -1,5 +1,6 @@
 """What lies around an answer: the limit of the load, the cliff, and what would change it."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +86,7 @@ def _curve_row(tried: Result, rate_per_s: float) -> dict[str, Any]:
     return {
         "load": tried["load"],
         "rate_per_s": rate_per_s * tried["load"],
-        "goodput_per_s": summary["goodput_per_s"],
+        "goodput_per_s": _goodput_per_s(summary, tried["load"] * rate_per_s),
         "output_tokens_per_s": summary["output_tokens_per_s"],
         "ttft_p50_s": summary["ttft_s"]["p50"],
         "ttft_p95_s": summary["ttft_s"]["p95"],
@@ -112,6 +113,18 @@ def sensitivity(runner: Runner, best: Candidate, requests: int) -> dict[str, Any
             rows.append({"what": what, "low": low, "high": high, "base": base})
     rows.sort(key=lambda row: -abs(float(row["high"] or 0) - float(row["low"] or 0)))
     return {"sensitivity": rows, "sensitivity_metric": metric}
+
+
+def _goodput_per_s(summary: dict[str, Any], rate_per_s: float) -> float:
+    """Share of the requests within their limits, times what is sent.
+
+    Over the duration of so short a run the time in which it empties would count for much. Without
+    limits, or where all is sent at once, there is only the duration.
+    """
+    if not summary["sla"]["clauses"] or not math.isfinite(rate_per_s):
+        return float(summary["goodput_per_s"])
+    good = summary["goodput_per_s"] * summary["duration_s"]
+    return float(good / summary["requests"]["sent"] * rate_per_s)
 
 
 def _holds(result: dict[str, Any]) -> bool:
