@@ -47,11 +47,8 @@ class Candidate:
     @property
     def expected_goodput_per_s(self) -> float:
         """Goodput, less what a queue that is building up will take of it."""
-        limits = [
-            clause["limit"]
-            for clause in (self.results or [{}])[0].get("summary", {}).get("sla", {})["clauses"]
-            if clause["clause"].startswith(QUEUED)
-        ]
+        clauses = self.results[0]["summary"]["sla"]["clauses"] if self.results else []
+        limits = [float(c["limit"]) for c in clauses if c["clause"].startswith(QUEUED)]
         if not limits:
             return self.goodput_per_s
         return self.goodput_per_s / (1 + self.expected_s / min(limits))

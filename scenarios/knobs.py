@@ -13,7 +13,7 @@ from servecast.scenarios.schema import Engine, Scenario
 MOST_VALUES = 1000
 
 
-def parse_vary(text: str, option: str) -> tuple[str, tuple[Any, ...]]:
+def parse_vary(text: str, option: str) -> tuple[str, list[Any]]:
     """A key and the values it takes.
 
     Values are YAML, separated by commas outside brackets. `a..b` is a range of whole numbers,
@@ -33,7 +33,7 @@ def parse_vary(text: str, option: str) -> tuple[str, tuple[Any, ...]]:
     for value in values:
         if value not in unique:
             unique.append(value)
-    return full_key(key), tuple(unique)
+    return full_key(key), unique
 
 
 def parse_knobs(texts: Sequence[str]) -> dict[str, Sequence[Any]]:

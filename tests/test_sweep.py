@@ -271,15 +271,15 @@ def test_bad_changes_are_told_in_one_line(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("max_num_seqs=8,16", ("engine.max_num_seqs", (8, 16))),
-        ("load=x1..x3", ("load", (1, 2, 3))),
-        ("load=1..2:0.5", ("load", (1, 1.5, 2))),
-        ("hardware=h100-sxm,l40s", ("hardware", ("h100-sxm", "l40s"))),
-        ("failure={at_s: 60, replicas: 1},null", ("failure", ({"at_s": 60, "replicas": 1}, None))),
-        ("kv-cache-dtype=auto,fp8,auto", ("engine.kv_cache_dtype", ("auto", "fp8"))),
+        ("max_num_seqs=8,16", ("engine.max_num_seqs", [8, 16])),
+        ("load=x1..x3", ("load", [1, 2, 3])),
+        ("load=1..2:0.5", ("load", [1, 1.5, 2])),
+        ("hardware=h100-sxm,l40s", ("hardware", ["h100-sxm", "l40s"])),
+        ("failure={at_s: 60, replicas: 1},null", ("failure", [{"at_s": 60, "replicas": 1}, None])),
+        ("kv-cache-dtype=auto,fp8,auto", ("engine.kv_cache_dtype", ["auto", "fp8"])),
     ],
 )
-def test_vary(text: str, expected: tuple[str, tuple[Any, ...]]) -> None:
+def test_vary(text: str, expected: tuple[str, list[Any]]) -> None:
     assert parse_vary(text, "--vary") == expected
 
 
