@@ -100,7 +100,7 @@ def compare(
         "kind": "compare",
         "a": _side(a, first),
         "b": _side(b, second),
-        "differs": list(_differing(a.scenario.model_dump(), b.scenario.model_dump())),
+        "differs": list(_differing(_settings(a, first), _settings(b, second))),
         "metrics": [],
         "method": METHOD,
         "verdict": "",
@@ -184,6 +184,14 @@ def _side(loaded: LoadedScenario, results: Sequence[Result]) -> dict[str, Any]:
 def _calibration(*found: Sequence[Result]) -> str:
     served = [r for results in found for r in results if r["error"] is None]
     return "; ".join({r["summary"]["provenance"]["calibration"]: None for r in served})
+
+
+def _settings(loaded: LoadedScenario, results: Sequence[Result]) -> dict[str, Any]:
+    """The scenario, with the flags that are left to vLLM as it would choose them."""
+    settings = loaded.scenario.model_dump()
+    chosen = results[0].get("engine", {})
+    flags = settings["engine"].items()
+    return {**settings, "engine": {k: chosen.get(k) if v is None else v for k, v in flags}}
 
 
 def _differing(a: Any, b: Any, key: str = "") -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Evaluate many points: here, on all cores, or on a Ray cluster, with results kept as they come."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -131,13 +132,20 @@ class _Pool:
 class _Processes(_Pool):
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._executor = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+        self._executor = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_leave_interrupts
+        )
 
     def submit(self, point: Point) -> "Future[Result]":
         return self._executor.submit(evaluate, point)
 
     def close(self, *, cancel: bool) -> None:
         self._executor.shutdown(wait=True, cancel_futures=cancel)
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C goes to the whole group of processes; only the first has an answer to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Ray(_Pool):
