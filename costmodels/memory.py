@@ -137,13 +137,18 @@ class MemoryPlan:
                 f"starts: {terms} + KV {_gib(self.kv_bytes)} of {_gib(self.total_bytes)} GiB: "
                 f"{self.blocks:,} blocks of {self.block_size} ({self.tokens:,} tokens)"
             )
-        missing = f"{_gib(self.shortfall_bytes)} GiB short"
+        missing = f"{_gib(self.shortfall_bytes)} GiB short for one request of that length"
         if self.kv_bytes > 0:
             return (
                 f"does not start: max_model_len {self.max_model_len:,} needs more than the KV pool "
                 f"of {_gib(self.kv_bytes)} GiB ({self.tokens:,} tokens): {missing}"
             )
-        return f"does not start: {terms} GiB > {_gib(self.budget_bytes)} GiB: {missing}"
+        taken = self.weights_bytes + self.activation_bytes + self.graph_bytes + self.other_bytes
+        over = max(0, taken - self.budget_bytes)
+        return (
+            f"does not start: {terms} GiB > {_gib(self.budget_bytes)} GiB: {_gib(over)} GiB short, "
+            f"{_gib(self.shortfall_bytes)} with KV for one request of {self.max_model_len:,} tokens"
+        )
 
 
 def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) -> MemoryPlan:

@@ -47,7 +47,10 @@ def _choices(result: Result) -> "Table":
     table.add_row("best", *_row(best, best))
     if runner_up is not None:
         table.add_row("runner-up", *_row(runner_up, best))
-    table.add_row("defaults", *_row(default, best))
+    if default is None:
+        table.add_row("defaults", "do not start")
+    else:
+        table.add_row("defaults", *_row(default, best))
     return table
 
 
@@ -55,10 +58,10 @@ def _row(choice: Choice, best: Choice) -> "tuple[str | Text, ...]":
     from rich.text import Text
 
     goodput, spread = choice["goodput_per_s"], words.interval(choice)
-    told = words.number(goodput) + (f" ({spread})" if spread else "")
+    told = f"{units.significant(goodput)}{f' ({spread})' if spread else ''}"
     style = {True: "green", False: "red", None: ""}[choice["met"]]
     return (
-        "does not start" if goodput is None else told,
+        told,
         "" if choice is best else words.relative(goodput, best["goodput_per_s"]),
         Text(words.met_words(choice["met"]), style),
         units.dollars(choice["cost_per_million_output_tokens"]),
@@ -76,6 +79,7 @@ def _facts(result: Result) -> "Table":
     for number, line in enumerate(_clauses(result)):
         table.add_row("" if number else "sla", line)
     for name, told in (
+        ("runner-up", words.distance(result)),
         ("binding", result["binding"]),
         ("headroom", words.headroom(result)),
         ("cliff", words.cliff(result)),
@@ -86,6 +90,8 @@ def _facts(result: Result) -> "Table":
     ):
         doubtful = name == "step times" and not words.calibrated(result)
         table.add_row(name, Text(told, "yellow" if doubtful else ""))
+    for note in result.get("notes", ()):
+        table.add_row(Text("note", "bold yellow"), Text(note))
     return table
 
 

@@ -4,6 +4,7 @@ A result is the plain mapping that `servecast size --json` prints. Loads are fac
 scenario's own load, goodput is in requests per second.
 """
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ DEFAULT = "vLLM's defaults"
 NEGLIGIBLE = 0.02
 
 METRIC_NAMES = {
-    "goodput_per_s": "Requests per second within the SLA",
+    "goodput_per_s": "Goodput in requests per second",
     "output_tokens_per_s": "Output tokens per second",
 }
 
@@ -37,13 +38,25 @@ def settings(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{knob_name(key)} {units.flag(value)}" for key, value in changes.items())
 
 
+def clause_title(clause: str) -> str:
+    """A clause such as `ttft_p95_s` as a heading; a name of another kind stays as it is."""
+    name, stat = _clause(clause)
+    return name if stat is None else f"{name}, {stat}"
+
+
 def clause_words(clause: str) -> str:
-    """A clause such as `ttft_p95_s` in words; a name of another kind stays as it is."""
+    """A clause as inside a sentence."""
+    name, stat = _clause(clause)
+    told = name[:1].lower() + name[1:]
+    return told if stat is None else f"{stat} {told}"
+
+
+def _clause(clause: str) -> tuple[str, str | None]:
     try:
         name, stat = units.clause_name(clause)
     except KeyError:
-        return clause
-    return name if stat == "share" else f"{name} ({stat})"
+        return clause, None
+    return name, None if stat == "share" else stat
 
 
 def clause_met(clause: Mapping[str, Any]) -> bool:
@@ -52,8 +65,8 @@ def clause_met(clause: Mapping[str, Any]) -> bool:
 
 
 def metric_words(metric: str) -> str:
-    """The metric of the sensitivity in words."""
-    return METRIC_NAMES.get(metric) or clause_words(metric)
+    """The metric of the sensitivity as a heading."""
+    return METRIC_NAMES.get(metric) or clause_title(metric)
 
 
 def chance(probability: float | None) -> str:
@@ -92,6 +105,8 @@ def relative(value: float | None, base: float | None) -> str:
     if value is None or not base:
         return units.NONE
     change = 100 * (value / base - 1)
+    if abs(change) < 0.05:
+        return "0 %"
     return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
 
 
@@ -145,15 +160,26 @@ def sent_per_s(result: Result) -> float | None:
     return next((row["rate_per_s"] / row["load"] for row in result["curve"] if row["load"]), None)
 
 
-def largest_load(result: Result) -> float | None:
-    """The largest load tried."""
-    return max((row["load"] for row in result["curve"]), default=None)
+def largest_load(result: Result, *, held: bool = False) -> float | None:
+    """The largest load tried, or the largest of those at which the SLA held."""
+    loads = (row["load"] for row in result["curve"] if not held or row["met"] is not False)
+    return max(loads, default=None)
+
+
+def simulated(result: Result) -> list[Mapping[str, Any]]:
+    """Points that were simulated, for however short a time."""
+    return [point for point in result["points"] if point["goodput_per_s"] is not None]
 
 
 def worst_clause(result: Result) -> Mapping[str, Any] | None:
     """The missed clause that is furthest beyond its limit."""
     missed = [c for c in result["sla"] if c["value"] is not None and not clause_met(c)]
     return max(missed, key=lambda c: c["value"] / (c["limit"] or 1e-12), default=None)
+
+
+def grid_size(result: Result) -> int:
+    """Combinations of the knobs."""
+    return math.prod(len(values) for values in result["knobs"].values())
 
 
 def told_apart(best: Choice, other: Choice) -> bool:
@@ -178,10 +204,10 @@ def answer(result: Result) -> str:
     if best["met"] is False:
         return f"No: {_why_not(result)}"
     if not result["sla"]:
-        return f"With the flags below, {served}{_against_default(result)}."
+        return f"With these flags {served}{_against_default(result)}."
     room = _room(result)
     return (
-        f"Yes: with the flags below, {served} within the SLA{_against_default(result)}"
+        f"Yes: with these flags {served} within the SLA{_against_default(result)}"
         f"{f', and {room}' if room else ''}."
     )
 
@@ -195,22 +221,22 @@ def _of_sent(result: Result) -> str:
 def _why_not(result: Result) -> str:
     worst = worst_clause(result)
     told = (
-        f"none of the {result['points_simulated']:,} settings simulated meets the SLA at this "
+        f"none of the {len(simulated(result)):,} settings simulated meets the SLA at this "
         f"load; the closest serves {_of_sent(result)} within its limits"
     )
     if worst is not None:
         name = worst["clause"]
         value, limit = (units.clause_number(name, worst[key]) for key in ("value", "limit"))
-        told += f", and its {_lower(clause_words(name))} is {value} where {limit} is allowed"
+        told += f", and its {clause_words(name)} is {value} where {limit} is allowed"
     return f"{told}."
 
 
 def _against_default(result: Result) -> str:
     best, default = result["best"], result["default"]
+    if default is None:
+        return f", where {DEFAULT} do not start"
     if default["changes"] == best["changes"]:
         return f", as {DEFAULT} already do"
-    if default["goodput_per_s"] is None:
-        return f", where {DEFAULT} do not start"
     if not default["goodput_per_s"]:
         return f", where with {DEFAULT} none would be"
     gain = best["goodput_per_s"] / default["goodput_per_s"] - 1
@@ -225,22 +251,42 @@ def _room(result: Result) -> str:
     """How far the load may grow, as half a sentence."""
     load, breaks = result["headroom"]["load"], result["headroom"]["breaks"]
     if load is None:
-        load, breaks = largest_load(result), None
+        load, breaks = largest_load(result, held=True), None
     if load is None or load < 1:
         return ""
     if breaks is None:
-        return f"no limit breaks up to {factor(load)} the load, the most that was tried"
+        return f"no limit breaks up to {factor(load)} the load"
     return (
         f"the load may grow by {(load - 1) * 100:.0f} % before "
-        f"{_lower(clause_words(breaks))} breaks its limit"
+        f"{clause_words(breaks)} breaks its limit"
     )
+
+
+def distance(result: Result) -> str:
+    """What the runner-up has less, and whether that is certain."""
+    best, other = result["best"], result["runner_up"]
+    if other is None:
+        return "there is no runner-up"
+    if best["met"] and other["met"] is False:
+        return "the runner-up misses the SLA"
+    if (
+        best["goodput_per_s"]
+        and abs(other["goodput_per_s"] / best["goodput_per_s"] - 1) < NEGLIGIBLE
+    ):
+        return "the runner-up is within 2 % of the best: either will do"
+    if told_apart(best, other):
+        return "the runner-up is worse: the intervals do not meet"
+    return "the intervals of the runner-up and the best meet: they cannot be told apart"
 
 
 def headroom(result: Result) -> str:
     """How far the load may grow before which clause breaks."""
     load, breaks = result["headroom"]["load"], result["headroom"]["breaks"]
+    if load == 0 and breaks is not None:
+        least = factor(min((row["load"] for row in result["curve"]), default=1))
+        return f"none: {clause_words(breaks)} breaks its limit even at {least} this load"
     if load is not None and load < 1 and breaks is not None:
-        return f"none: {_lower(clause_words(breaks))} holds only up to {factor(load)} this load"
+        return f"none: {clause_words(breaks)} holds only up to {factor(load)} this load"
     room = _room(result)
     if not room:
         return "not known: no other load was simulated"
@@ -251,10 +297,12 @@ def cliff(result: Result) -> str:
     """Where preemption begins, and how far off that is."""
     load, most = result["cliff"]["load"], largest_load(result)
     if load is None:
-        tried = f" up to {factor(most)} the load, the most that was tried" if most else ""
+        tried = f" up to {factor(most)} the load" if most else ""
         return f"no preemption{tried}"
     if load <= 1:
-        return f"preemption has begun: {result['cliff']['preemptions']:,} at {factor(load)} the load"
+        return (
+            f"preemption has begun: {result['cliff']['preemptions']:,} at {factor(load)} the load"
+        )
     where = f"preemption begins at {factor(load)} the load, {(load - 1) * 100:.0f} % above this one"
     room = result["headroom"]["load"]
     if room is None or result["headroom"]["breaks"] is None:
@@ -269,24 +317,17 @@ def lever(result: Result) -> str:
     first = result["sensitivity"][0]
     metric = result["sensitivity_metric"]
     low, base, high = (units.headline(metric, first[key]) for key in ("low", "base", "high"))
-    return (
-        f"{first['what']}: 15 % lower gives {low}, 15 % higher {high}, now {base} "
-        f"({_lower(metric_words(metric))})"
-    )
+    name = METRIC_NAMES.get(metric, "").lower() or clause_words(metric)
+    return f"{first['what']}: {name} is {low} if 15 % lower, {high} if higher, else {base}"
 
 
 def effort(result: Result) -> str:
     """What the search simulated, against a search of every point at full length."""
-    points = f"{result['points_simulated']:,} of {len(result['points']):,} points simulated"
+    points = f"{result['points_simulated']:,} points simulated"
     done, exhaustive = result["simulated_requests"], result["exhaustive_requests"]
     if not exhaustive:
         return f"{points}, {done:,} requests"
     return (
         f"{points}, {done:,} requests: {units.percent(done / exhaustive)} of the {exhaustive:,} "
-        "of an exhaustive search"
+        f"that all {grid_size(result):,} combinations take at full length"
     )
-
-
-def _lower(text: str) -> str:
-    """As inside a sentence."""
-    return text[:1].lower() + text[1:]

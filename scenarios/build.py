@@ -74,6 +74,7 @@ class Deployment:
             static_batching=self.engine["batching"] == "static",
             batch_wait_ns=round(self.engine["batch_wait_s"] * NS_PER_S),
             control=self.control,
+            idle_host_s=self.profile.host_step_s if self.limits.async_scheduling else 0.0,
             swap_block_s=self.memory.block_bytes / self.hardware.host_link_bytes_per_s,
             progress=progress,
             fleet=fleet,
@@ -214,12 +215,16 @@ def _assemble(
             hardware.max_cudagraph_capture_size,
         )
     )
+    efficiency = profile.efficiency
+    if hardware.kind != "gpu":
+        # Launching kernels one by one is what graphs save on a GPU; elsewhere there are none.
+        efficiency = replace(efficiency, eager_launch_s=0.0)
     cost = Roofline(
         model=model,
         hardware=hardware,
         parallel=parallel,
         kv_dtype_bytes=kv_bytes,
-        efficiency=profile.efficiency,
+        efficiency=efficiency,
         host_s=profile.host_step_s,
         async_scheduling=engine["async_scheduling"],
         cuda_graph_sizes=sizes,

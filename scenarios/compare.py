@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from servecast.costmodels.errors import InputError
+from servecast.reports import units
 from servecast.reports.deltas import change_words
 from servecast.scenarios.canary import canary_shares
 from servecast.scenarios.explain import explain
@@ -141,6 +142,8 @@ class _Pair:
         tell: Tell,
     ) -> None:
         self._sides = (a, b)
+        kinds = {side.scenario.workload.arrivals.kind for side in self._sides}
+        self.open_loop = not kinds & {"closed_loop", "burst"}
         self._seeds = seeds
         self._sweep = sweep
         self._tell = tell
@@ -346,35 +349,48 @@ def _parting(pair: _Pair) -> dict[str, Any]:
 def _tried(pair: _Pair, load: float) -> dict[str, Any]:
     first, second = pair.at(load)
     a, b = (values(results, METRICS["goodput_per_s"].read) for results in (first, second))
-    delta = difference(a, b)
-    assert delta is not None
     held = [sla_met(results) for results in (first, second)]
     return {
         "load": load,
         "goodput_per_s": [means(results)["goodput_per_s"] for results in (first, second)],
-        "delta": delta,
+        "delta": difference(a, b),
         "met": [share["met"] if share else None for share in held],
-        "parted": _parted(delta, sla_verdicts(first), sla_verdicts(second)),
+        "parted": _parted(pair, first, second),
     }
 
 
-def _parted(
-    goodput: Mapping[str, Any], first: Sequence[bool] | None, second: Sequence[bool] | None
-) -> str | None:
+def _parted(pair: _Pair, first: Sequence[Result], second: Sequence[Result]) -> str | None:
     """Why two results are apart, in words; None if they are not.
 
     Goodput differs beyond its interval and by what matters, or one meets the SLA more often beyond
-    the interval of that difference.
+    the interval of that difference. Where arrivals do not wait for answers, goodput is the share
+    of requests within the SLA: per second, a short run differs by how long its last request takes.
     """
-    relative = goodput["relative"]
-    matters = abs(relative) >= INDIFFERENT if relative is not None else goodput["mean"] != 0
-    if told_apart(goodput) and matters:
-        told = f"{relative:+.1%}" if relative is not None else f"{goodput['mean']:+.3g}/s"
-        return f"goodput of B {told}"
-    if first is None or second is None:
+    held = [sla_verdicts(results) for results in (first, second)]
+    shared = pair.open_loop and held[0] is not None and held[1] is not None
+    read = _good_share if shared else METRICS["goodput_per_s"].read
+    a, b = (values(results, read) for results in (first, second))
+    delta = difference(a, b)
+    if delta is not None and a is not None and b is not None and _matters(delta):
+        if shared:
+            was, now = (units.percent(float(np.mean(good))) for good in (a, b))
+            return f"{now} of the requests within the SLA with B, {was} with A"
+        return f"goodput {np.mean(b):.3g}/s with B, {np.mean(a):.3g}/s with A"
+    if held[0] is None or held[1] is None:
         return None
-    met = difference([float(held) for held in first], [float(held) for held in second])
-    assert met is not None
-    if told_apart(met):
-        return f"the SLA is met in {sum(first)} of {len(first)} by A, {sum(second)} by B"
+    met = difference([float(m) for m in held[0]], [float(m) for m in held[1]])
+    if met is not None and told_apart(met):
+        n = len(held[0])
+        return f"the SLA is met in {sum(held[0])} of {n} replications by A, in {sum(held[1])} by B"
     return None
+
+
+def _matters(delta: Mapping[str, Any]) -> bool:
+    relative = delta["relative"]
+    return told_apart(delta) and (relative is None or abs(relative) >= INDIFFERENT)
+
+
+def _good_share(summary: Mapping[str, Any]) -> float | None:
+    """Share of the requests sent that stay within every limit of their class."""
+    sent = summary["requests"]["sent"]
+    return summary["goodput_per_s"] * summary["duration_s"] / sent if sent else None

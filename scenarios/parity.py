@@ -15,7 +15,7 @@ from servecast.sim.replay import DEFAULTS, replay
 
 Steps = list[dict[str, Any]]
 
-#: Steps, tries and size to which a mismatching workload is shrunk.
+#: Smaller workloads tried while a mismatch is shrunk.
 SHRINK_TRIES = 400
 
 DRIVER = Path(__file__).with_name("vllm_driver.py")

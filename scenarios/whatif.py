@@ -5,7 +5,6 @@ factors of its load. All points meet the same luck, so what differs from the bas
 """
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -26,7 +25,6 @@ from servecast.scenarios.points import Point
 from servecast.scenarios.run import servecast_version
 from servecast.scenarios.schema import Scenario
 from servecast.scenarios.sweep import Result, Sweep
-from servecast.scenarios.yamlfile import one_line, parse
 
 #: A key or factor, and the values it takes.
 Vary = tuple[str, list[Any]]
@@ -38,72 +36,6 @@ Tell = Callable[[int, int], None]
 
 #: Points x replications that are simulated at most.
 BUDGET = 2000
-
-_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(x?)({_NUMBER})\.\.(x?)({_NUMBER})(?::({_NUMBER}))?")
-_FACTOR = re.compile(rf"x({_NUMBER})")
-
-
-# ---------------------------------------------------------------- --vary
-
-
-def parse_vary(text: str) -> Vary:
-    """`key=a,b,c` as its key and values.
-
-    Values are YAML: `on`, `4096`, `fp8`, `{at_s: 60, replicas: 2}`. `0..8` counts up in ones, with
-    both ends; `1..4:0.5` in halves. Load factors may wear an x: `load=x1..x4`.
-
-    Raises
-    ------
-    InputError : in one line that names `--vary`, the text and what is wrong
-    """
-    place = f"--vary {one_line(text)}"
-    key, equals, listed = text.partition("=")
-    key = key.strip()
-    if not equals or not all(key.split(".")):
-        raise InputError(f"{place}: expected key=value,value,... with a dotted key or a factor")
-    try:
-        items = parse(f"[{listed}]", lambda _: place).value
-    except InputError:
-        raise InputError(f"{place}: not a list of values") from None
-    values = [value for item in items for value in _expanded(key, item, place)]
-    if not values:
-        raise InputError(f"{place}: no values to try")
-    seen: set[str] = set()
-    for value in values:
-        written = json.dumps(value)
-        if written in seen:
-            raise InputError(f"{place}: {told(value)} is given twice")
-        seen.add(written)
-    return key, values
-
-
-def _expanded(key: str, item: Any, place: str) -> list[Any]:
-    """The values that an item of the list stands for."""
-    if not isinstance(item, str) or not (ranged := _RANGE.fullmatch(item)):
-        factor = _FACTOR.fullmatch(item) if isinstance(item, str) else None
-        return [_number(factor[1])] if factor and key in LOAD_FACTORS else [item]
-    one, low, other, high, step = ranged.groups()
-    if (one or other) and (key not in LOAD_FACTORS or one != other):
-        factors = ", ".join(LOAD_FACTORS)
-        raise InputError(f"{place}: {item}: x goes before both ends, of a factor ({factors})")
-    start, stop, by = _number(low), _number(high), _number(step or "1")
-    if by <= 0 or stop < start:
-        raise InputError(f"{place}: {item}: a range goes up, from..to or from..to:step")
-    # A last value may miss the end by rounding alone.
-    count = int((stop - start) / by + 1e-9) + 1
-    if count > BUDGET:
-        raise InputError(f"{place}: {item}: {count:,} values, at most {BUDGET:,} are tried")
-    return [_clean(start + i * by) for i in range(count)]
-
-
-def _number(text: str) -> int | float:
-    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
-
-
-def _clean(value: int | float) -> int | float:
-    """0.1 + 2 * 0.1 is 0.3."""
-    return value if isinstance(value, int) else float(f"{value:.12g}")
 
 
 # ---------------------------------------------------------------- the grid
@@ -267,7 +199,12 @@ def _point(
 ) -> dict[str, Any]:
     point: dict[str, Any] = {"label": label(changes), "changes": changes, "error": error}
     if error is not None or results is None:
-        nothing = {"sla": [], "sla_met": None, "metrics": dict.fromkeys(METRICS), "deltas": {}}
+        nothing: dict[str, Any] = {
+            "sla": [],
+            "sla_met": None,
+            "metrics": dict.fromkeys(METRICS),
+            "deltas": {},
+        }
         return {**point, **nothing, "explanation": [], "same_as_base": False}
     return {
         **point,

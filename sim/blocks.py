@@ -144,8 +144,6 @@ class SequenceBlocks:
             return 0
         self._swap_room -= blocks
         seq.kept_tokens = seq.computed_tokens
-        # The private run comes back from the host, so it is not left behind in the pool.
-        seq.private = 0
         return blocks
 
     def swap_in(self, seq: Sequence, found: int) -> int:

@@ -48,6 +48,7 @@ class Replica:
     wait_limits : of each class of requests
     batch_wait_ns : how long a scheduler that fills batches waits for one to be full
     swap_block_s : seconds that one block takes over the host link
+    idle_host_s : host time before a step that follows no other, which no device time hides
     control : adapts the token budget to the latency that is seen
     fast_forward : let equal decode steps pass in one event; False steps through each of them
     """
@@ -64,6 +65,7 @@ class Replica:
         wait_limits: tuple[WaitLimit | None, ...] = (),
         batch_wait_ns: int | None = None,
         swap_block_s: float = 0.0,
+        idle_host_s: float = 0.0,
         control: ControlSettings | None = None,
         fast_forward: bool = True,
     ) -> None:
@@ -77,6 +79,7 @@ class Replica:
         self._wait_limits = wait_limits
         self._batch_wait_ns = batch_wait_ns
         self._swap_block_s = swap_block_s
+        self._idle_host_s = idle_host_s
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._fast_forward = fast_forward
         self._decode_costs: dict[int, tuple[DecodeCost, int]] = {}
@@ -221,6 +224,8 @@ class Replica:
             cost = self.cost.step(_shape(plan))
             if plan.swapped:
                 cost = cost._replace(swap_s=plan.swapped * self._swap_block_s)
+            if not in_flight and self._idle_host_s > cost.host_s:
+                cost = cost._replace(host_s=self._idle_host_s)
             return _Flight(plan, [cost.total_ns], cost)
         decode, least_ns = self._decode_cost(plan.decodes)
         alike = 0

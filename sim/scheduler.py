@@ -251,6 +251,10 @@ class Scheduler:
         ended = decodes.advance(steps)
         if ended:
             plan.finishing = ended
+            if self.limits.async_scheduling:
+                # They are running until their output is in, and may be preempted before.
+                for seq in ended:
+                    self.kv.name(seq, seq.last_position - 1)
 
     def _advance_chunks(self, plan: StepPlan) -> None:
         """Move explicit sequences on; those that caught up decode from now on."""

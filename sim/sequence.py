@@ -164,35 +164,50 @@ class FCFSQueue(deque[Sequence]):
 
 
 class PriorityQueue:
-    """Lowest (priority, arrival) first; a preempted sequence goes back to its place."""
+    """Lowest (priority, arrival) first; a preempted sequence goes back to its place.
+
+    Removing marks an entry as gone; it leaves the heap when it comes to the top.
+    """
 
     def __init__(self) -> None:
-        #: (0 for a promoted one, priority, order, sequence)
-        self._heap: list[tuple[int, int, int, Sequence]] = []
+        #: (0 for a promoted one, priority, order, number of the entry, sequence)
+        self._heap: list[tuple[int, int, int, int, Sequence]] = []
+        self._entry: dict[Sequence, int] = {}
+        self._entries = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entry)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (entry[3] for entry in sorted(self._heap, key=lambda entry: entry[:3]))
+        return (entry[4] for entry in sorted(self._heap, key=lambda e: e[:4]) if self._holds(entry))
 
     def append(self, seq: Sequence) -> None:
-        heapq.heappush(self._heap, (not seq.promoted, seq.priority, seq.order, seq))
+        self._entries += 1
+        self._entry[seq] = self._entries
+        entry = (int(not seq.promoted), seq.priority, seq.order, self._entries, seq)
+        heapq.heappush(self._heap, entry)
 
     put_back = append
 
     def peek(self) -> Sequence:
-        return self._heap[0][3]
+        while not self._holds(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][4]
 
     def popleft(self) -> Sequence:
-        return heapq.heappop(self._heap)[3]
+        seq = self.peek()
+        heapq.heappop(self._heap)
+        del self._entry[seq]
+        return seq
 
     def remove(self, seq: Sequence) -> None:
-        self._heap.remove((not seq.promoted, seq.priority, seq.order, seq))
-        heapq.heapify(self._heap)
+        del self._entry[seq]
 
     def promote(self, seq: Sequence) -> None:
         """Let a waiting sequence go before all that are not promoted."""
         self.remove(seq)
         seq.promoted = True
         self.append(seq)
+
+    def _holds(self, entry: tuple[int, int, int, int, Sequence]) -> bool:
+        return self._entry.get(entry[4]) == entry[3]

@@ -52,7 +52,8 @@ class Trace:
         times that never came are -1
     steps : column name (`STEP_COLUMNS`) to int64 array, and `<part>_s` (`PARTS` of
         `servecast.costmodels.shape`) to float64 array: seconds of the interval by part.
-        A row covers `steps` steps; `running`, `waiting`, `kv_blocks` hold at its end
+        A row covers `steps` steps; `running`, `waiting` and `kv_blocks` are taken at its end,
+        before its output is processed (with asynchronous scheduling after the next plan)
     gap_ns, gap_count : gaps between tokens of one sequence, as value and multiplicity
     flops, bytes : work done over the run, on one device of each replica
     kv_blocks : usable blocks of one replica's pool

@@ -64,6 +64,7 @@ def simulate(
     static_batching: bool = False,
     batch_wait_ns: int = 0,
     swap_block_s: float = 0.0,
+    idle_host_s: float = 0.0,
     control: ControlSettings | None = None,
     fast_forward: bool = True,
     aggregate: bool = True,
@@ -73,6 +74,7 @@ def simulate(
     """Serve every request of `table` and return what happened.
 
     `static_batching` fills batches, waiting at most `batch_wait_ns` for one to be full.
+    `idle_host_s` is host time before a step that follows no other.
     `control` adapts the token budget of each replica to the latency that it sees.
     `swap_block_s` is the time of one block over the host link (`SchedulerLimits.swap_blocks`).
     The other switches choose how the same result is reached. `fast_forward=False` makes every
@@ -119,6 +121,7 @@ def simulate(
             wait_limits=table.wait_limits,
             batch_wait_ns=batch_wait_ns if static_batching else None,
             swap_block_s=swap_block_s,
+            idle_host_s=idle_host_s,
             control=control,
             fast_forward=fast_forward,
         )

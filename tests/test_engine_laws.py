@@ -181,3 +181,20 @@ def test_law_6_a_slower_device_delays_everybody(
     fast = simulate(table, one, ConstantCost(0.001)).trace.requests["finish_ns"]
     slow = simulate(table, one, ConstantCost(0.001 * factor)).trace.requests["finish_ns"]
     assert (slow >= fast).all()
+
+
+def test_a_sequence_preempted_with_its_last_token_in_flight(table: Any, linear_cost: Any) -> None:
+    """Its blocks are named up to there all the same: the next turn of its session finds them."""
+    load = table(
+        [0, 0, 0, 0, 0],
+        [87, 40, 80, 66, 66 + 56 + 131],
+        [95, 23, 1, 56, 3],
+        segment_id=np.array([100, 101, 102, 103, 103]),
+        after=np.array([-1, -1, -1, -1, 3]),
+        think_ns=np.zeros(5, np.int64),
+    )
+    for blocks in range(17, 24):
+        limits = SchedulerLimits(4, 256, 16, blocks, 256, async_scheduling=True)
+        fast = simulate(load, limits, linear_cost)
+        slow = simulate(load, limits, linear_cost, fast_forward=False, aggregate=False)
+        assert_same_run(fast.trace, slow.trace)

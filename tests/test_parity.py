@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from servecast.costmodels.errors import InputError
@@ -153,6 +153,9 @@ def test_run_and_schedule_are_one_scheduler(
         for i in range(n)
     ]
     steps = list(replay({"config": config, "requests": requests}))
+    # A step that does nothing but preempt has a number, but takes no time: what arrives by number
+    # and what arrives by time would be out of step from there on.
+    assume(asynchronous or not any(s["preempted"] and not s["scheduled"] for s in steps))
     load = table(
         arrivals * step_s,
         prompts,

@@ -205,6 +205,8 @@ def test_policies_lose_nothing_and_fast_forward_equals_stepped(
             load, limits, linear_cost, fast_forward=False, aggregate=False, **options
         ).trace
         assert_same_run(fast, walked)
+        named = simulate(load, limits, linear_cost, private_runs=False, **options).trace
+        assert_same_run(fast, named)
     status = fast.requests["status"]
     assert np.isin(status, [COMPLETED, TIMED_OUT]).all()
     if not reject or waits == (None, None):
