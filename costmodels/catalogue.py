@@ -40,6 +40,9 @@ HARDWARE_UNITS = {
 
 HARDWARE_TEXT = ("vendor", "kind", "source")
 
+#: No figure of a device is larger than this in its unit.
+MOST = 1e9
+
 WHOLE = (
     "memory_bytes",
     "multiprocessors",
@@ -127,7 +130,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}")
@@ -167,7 +170,9 @@ def _hardware(name: str, row: Mapping[str, Any], where: str) -> HardwareSpec:
         else:
             known = [*HARDWARE_TEXT, *HARDWARE_UNITS]
             raise InputError(f"{where}: {_unknown('key', str(key), known, None)}")
-    missing = {"memory_gib", "memory_bandwidth_gb_per_s"} - row.keys()
+    missing = {"memory_gib", "memory_bandwidth_gb_per_s"} - {
+        key for key, value in row.items() if value is not None
+    }
     if missing:
         raise InputError(f"{where}: {min(missing)}: missing")
     for field in WHOLE:
@@ -189,8 +194,8 @@ def _own_hardware_defaults() -> dict[str, Any]:
 
 def _number(value: Any, where: str) -> float:
     usable = isinstance(value, int | float) and not isinstance(value, bool)
-    if not usable or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{where}: expected a positive number, got {value!r}")
+    if not usable or not math.isfinite(value) or not 0 < value < MOST:
+        raise InputError(f"{where}: expected a positive number below {MOST:g}, got {value!r}")
     return float(value)
 
 

@@ -4,9 +4,10 @@ Bad input ends with exit code 2 and one line; Ctrl-C with 130. Heavy libraries a
 command that needs them.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +53,8 @@ def run(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")
+        int | None,
+        typer.Option(min=0, max=2**63 - 1, help="Seed, instead of the scenario's."),
     ] = None,
     replications: Annotated[
         int, typer.Option(min=1, max=10_000, help="Runs with different seeds; gives intervals.")
@@ -63,9 +65,7 @@ def run(
     from servecast.scenarios.run import run as run_scenario
 
     loaded = load_scenario(scenario, set_ or ())
-    if out is not None:
-        _check_folder(out)
-    with _progress() as progress:
+    with _folder(out), _progress() as progress:
         result = run_scenario(loaded, seed=seed, replications=replications, progress=progress)
     for warning in result.facts.warnings:
         typer.echo(f"servecast: warning: {warning}", err=True)
@@ -165,7 +165,6 @@ def size(
         result = find(
             loaded, sweep, knobs=chosen, objective=objective, budget_requests=budget, tell=_tell
         )
-    _note(result["notes"])
     if out is not None:
         from servecast.reports.sizing_html import render_sizing_report
 
@@ -205,7 +204,6 @@ def whatif(
     varied = [parse_vary(text, "--vary") for text in vary]
     with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
         result = ask(loaded, varied, replications, sweep, tell or _silent)
-    _note(result["notes"])
     if out is not None:
         from servecast.reports.whatif_html import render_whatif_report
 
@@ -238,7 +236,6 @@ def compare(
     first, second = load_scenario(a), load_scenario(b)
     with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
         result = hold(first, second, replications, sweep, canary, tell or _silent)
-    _note(result["notes"])
     if out is not None:
         from servecast.reports.whatif_html import render_compare_report
 
@@ -362,11 +359,6 @@ def _tell(line: str) -> None:
         typer.echo(f"servecast: {line}", err=True)
 
 
-def _note(lines: list[str]) -> None:
-    for line in lines:
-        typer.echo(f"servecast: note: {line}", err=True)
-
-
 def _write_answer(out: Path, name: str, result: dict[str, Any], page: str) -> None:
     from servecast.reports.files import write_json, write_text
 
@@ -380,12 +372,33 @@ def _print(renderable: Any) -> None:
     Console().print(renderable)
 
 
+@contextmanager
+def _folder(out: Path | None) -> Iterator[None]:
+    """Make the folder before the simulation rather than fail after it; leave no empty one."""
+    if out is None:
+        yield
+        return
+    there = out.exists()
+    _check_folder(out)
+    try:
+        yield
+    except BaseException:
+        if not there:
+            with suppress(OSError):
+                out.rmdir()
+        raise
+
+
 def _check_folder(out: Path) -> None:
-    """Fail before the simulation, not after it."""
+    if str(out) in ("", "."):
+        raise InputError("--out: name a folder of its own")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}") from None
+    for name in ("summary.json", "report.html", "requests.parquet", "steps.parquet"):
+        if (out / name).is_dir():
+            raise InputError(f"--out {out}: {name} in it is a folder")
 
 
 def _write(result: "Result", out: Path) -> None:
@@ -430,16 +443,31 @@ def _progress(what: str = "requests") -> "Iterator[Progress | None]":
 def main() -> None:
     """Entry point."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except InputError as error:
-        typer.echo(f"servecast: error: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does.
-        sys.stderr.close()
+        # The reader of our output has gone, as `| head` does; what is left has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror}")
+    except Exception as error:
+        # A command line that does not parse; its class lives in click or in typer, by version.
+        told = getattr(error, "format_message", None)
+        if told is None:
+            raise
+        _fail(told())
+
+
+def _fail(message: str) -> None:
+    """The one line of bad input."""
+    typer.echo(f"servecast: error: {' '.join(message.split())}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def _values(part: str, where: str) -> list[Any]:
     if count > MOST_VALUES:
         raise InputError(f"{where}: {part}: {count} values, at most {MOST_VALUES}")
     values = [first + i * by for i in range(count)]
-    return [int(v) if float(v).is_integer() and isinstance(first, int) else v for v in values]
+    # 0.1 + 2 x 0.1 is 0.3.
+    return [v if isinstance(v, int) else float(f"{v:.12g}") for v in values]
 
 
 def _scalar(part: str, where: str) -> Any:

@@ -141,6 +141,8 @@ def _read(path: Path) -> Iterator[tuple[Any, Workload, Steps]]:
             for line in lines:
                 number += 1
                 entry = json.loads(line)
+                if not isinstance(entry["trace"], list) or not isinstance(entry["workload"], dict):
+                    raise TypeError("workload and trace are not an object and a list")
                 yield entry["seed"], entry["workload"], entry["trace"]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
@@ -199,7 +201,12 @@ class LiveVllm:
         if not line:
             code = self._process.wait()
             raise InputError(f"--vllm: its Python ended with code {code}; is vLLM installed there?")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise InputError(f"--vllm: its Python answered {line.strip()[:60]!r}: is vLLM there?")
         return answer
 
     @staticmethod

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import RunFacts, merge_replications, summarise
 from servecast.scenarios.build import Deployment, build, memory_summary
@@ -69,7 +70,14 @@ def _replicate(
     progress: Progress | None,
 ) -> tuple[dict[str, Any], RunFacts, Trace]:
     warnings: list[str] = []
-    table = build_requests(loaded.scenario, loaded.path.parent, seed, warnings.append)
+    try:
+        table = build_requests(loaded.scenario, loaded.path.parent, seed, warnings.append)
+    except InputError as error:
+        raise InputError(f"{loaded.path}: {error}") from None
+    if deployment.engine["batching"] == "static" and any(
+        clause.startswith(("itl", "tpot")) for clause in loaded.scenario.sla
+    ):
+        warnings.append("a static batch delivers all tokens at once: gaps between them are 0")
     tell = None
     if progress is not None:
         before, total, report = number * len(table), replications * len(table), progress

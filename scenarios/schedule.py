@@ -51,7 +51,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{where}: expected an object, got {type(value).__name__}")

@@ -37,11 +37,22 @@ IDLE_STEPS = 3
 
 def limits_from(config: Mapping[str, Any]) -> SchedulerLimits:
     """Scheduler settings from a workload's `config`; raises InputError for a bad key or value."""
+    if not isinstance(config, Mapping):
+        raise InputError(f"config: expected an object, got {config!r}")
     unknown = config.keys() - DEFAULTS.keys()
     if unknown:
         raise InputError(f"config: unknown key {sorted(unknown)[0]}")
     c = {**DEFAULTS, **config}
+    for key, default in DEFAULTS.items():
+        if key != "spec" and not _is_like(c[key], default):
+            raise InputError(f"config.{key}: expected {type(default).__name__}, got {c[key]!r}")
     spec = c["spec"] or {}
+    if not isinstance(spec, Mapping):
+        raise InputError(f"config.spec: expected an object, got {spec!r}")
+    if spec and spec.get("method") not in ("ngram", "draft_model", "eagle"):
+        raise InputError(f"config.spec.method: unknown {spec.get('method')!r}")
+    if spec and not (_is_like(spec.get("k"), 1) and spec["k"] > 0):
+        raise InputError(f"config.spec.k: expected a number above 0, got {spec.get('k')!r}")
     try:
         return SchedulerLimits(
             max_num_seqs=c["max_num_seqs"],
@@ -61,6 +72,40 @@ def limits_from(config: Mapping[str, Any]) -> SchedulerLimits:
         )
     except (TypeError, ValueError) as error:
         raise InputError(f"config: {error}") from error
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value has the type of a default; a whole number may stand for a float."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
+
+
+def _check_requests(requests: Any) -> None:
+    if not isinstance(requests, list):
+        raise InputError(f"requests: expected a list, got {type(requests).__name__}")
+    seen: set[str] = set()
+    for i, request in enumerate(requests):
+        where = f"requests[{i}]"
+        if not isinstance(request, dict):
+            raise InputError(f"{where}: expected an object, got {request!r}")
+        for key in ("id", "arrival", "output_len"):
+            if key not in request:
+                raise InputError(f"{where}: {key}: missing")
+        if not isinstance(request["id"], str) or request["id"] in seen:
+            raise InputError(f"{where}: id: expected a text of its own, got {request['id']!r}")
+        seen.add(request["id"])
+        for key in ("arrival", "output_len", "prompt_len", "priority"):
+            if key in request and not _is_like(request[key], 1):
+                raise InputError(f"{where}: {key}: expected a number, got {request[key]!r}")
+        for key in ("prompt", "output", "accept", "drafts"):
+            numbers = request.get(key)
+            if numbers is not None and not (
+                isinstance(numbers, list) and all(_is_like(n, 1) for n in numbers)
+            ):
+                raise InputError(f"{where}: {key}: expected a list of numbers")
+        if request.get("prompt") is None and "prompt_len" not in request:
+            raise InputError(f"{where}: prompt or prompt_len: missing")
 
 
 def tokens_of(index: int, request: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -141,13 +186,12 @@ def replay(
     pool against its users after every step. Raises InputError for a workload that is not one.
     """
     limits = limits_from(workload.get("config", {}))
-    try:
-        requests = workload["requests"]
-        sequences = _sequences(workload, limits)
-        names = [request["id"] for request in requests]
-        arrivals = [request["arrival"] for request in requests]
-    except (KeyError, TypeError) as error:
-        raise InputError(f"requests: {error.__class__.__name__} {error}") from error
+    requests = workload.get("requests")
+    _check_requests(requests)
+    assert isinstance(requests, list)
+    sequences = _sequences(workload, limits)
+    names = [request["id"] for request in requests]
+    arrivals = [request["arrival"] for request in requests]
     accepted: dict[Sequence, int] = {}
     proposed: dict[Sequence, int] = {}
 

@@ -169,7 +169,46 @@ def test_nothing_is_half_written(
     blocked.write_text("")
     assert "--out" in fails(monkeypatch, capsys, "run", small, "--out", blocked / "out")
     fails(monkeypatch, capsys, "run", small, "--out", tmp_path / "o", "--set", "hardware=none")
-    assert list((tmp_path / "o").iterdir()) == []
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "Missing argument"),
+        (["run", "SMALL", "--seed", "x"], "--seed"),
+        (["run", "SMALL", "--replications", "0"], "--replications"),
+        (["run", "SMALL", "--nonsense"], "--nonsense"),
+        (["size", "SMALL", "--resume"], "--resume: no points"),
+        (["size", "SMALL", "--set", "sla.ttft_p96_s=1"], "unknown clause"),
+        (["whatif", "SMALL", "--vary", "load"], "--vary load: expected KEY=A,B,C"),
+        (["whatif", "SMALL", "--vary", "engine.blok=3"], "engine.blok: unknown key"),
+        (["compare", "SMALL", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["init", "--hardware", "l40s", "--", "vllm", "serve"], "no model in the line"),
+        (["parity", "--recorded", "nowhere"], "nowhere: cannot be read"),
+        (["schedule", "nowhere.json"], "nowhere.json: cannot be read"),
+    ],
+)
+def test_a_bad_command_line_is_one_line_and_exit_2(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arguments: list[str], words: str
+) -> None:
+    given = [str(small) if word == "SMALL" else word for word in arguments]
+    assert words in fails(monkeypatch, capsys, *given)
+
+
+def test_size_whatif_and_compare_leave_a_result_and_a_report(small: Path, tmp_path: Path) -> None:
+    answers = {
+        "sizing.json": ["size", small, "--knobs", "max_num_seqs=4,16"],
+        "whatif.json": ["whatif", small, "--vary", "load=1,2", "--replications", 2],
+        "compare.json": ["compare", small, small, "--replications", 2],
+    }
+    for name, command in answers.items():
+        out = tmp_path / name
+        shown = invoke(*command, "--out", out)
+        assert "uncalibrated" in " ".join(shown.split())
+        assert json.loads((out / name).read_text())
+        assert (out / "report.html").read_text().startswith("<!doctype html>")
+        assert list((out / "points").glob("*.json"))
 
 
 def test_schedule_writes_the_recorded_fields(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_what_is_not_modelled_is_told_and_what_does_no_harm_is_not() -> None:
 
 
 def test_the_scenario_loads_and_starts(tmp_path: Path) -> None:
-    line = parse_line("vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192".split())
+    line = parse_line(["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8192"])
     path = tmp_path / "s.yaml"
     path.write_text(scenario_text(line, **ASKED))
     loaded = load_scenario(path)
