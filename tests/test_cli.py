@@ -199,7 +199,7 @@ def test_a_bad_command_line_is_one_line_and_exit_2(
 def test_size_whatif_and_compare_leave_a_result_and_a_report(small: Path, tmp_path: Path) -> None:
     small.write_text(SMALL.replace("0.0001", "1"))
     answers = {
-        "sizing.json": ["size", small, "--knobs", "max_num_seqs=4,16"],
+        "sizing.json": ["size", small, "--knobs", "max_num_seqs=1,16"],
         "whatif.json": ["whatif", small, "--vary", "load=1,2", "--replications", 2],
         "compare.json": ["compare", small, small, "--replications", 2],
     }
