@@ -49,14 +49,49 @@ def heat_axes(result: Result) -> tuple[str, str | None, str | None]:
     return columns, rows, others[0] if len(others) > 1 else None
 
 
+#: How the stage of a point begins that acts as another: `same as KEY VALUE, KEY VALUE`.
+SAME = "same as "
+
+
+def with_twins(result: Result) -> list[Point]:
+    """All points; those that act as a simulated one with what that one gave."""
+    by_changes = {_key(point["changes"]): point for point in result["points"]}
+    told = []
+    for point in result["points"]:
+        twin = by_changes.get(_key(_as_changes(point)))
+        if twin is not None and twin is not point and twin["goodput_per_s"] is not None:
+            point = {**twin, "changes": point["changes"], "stage": point["stage"]}
+        told.append(point)
+    return told
+
+
+def _as_changes(point: Point) -> Mapping[str, Any]:
+    """The changes of the point that this one acts as; its own if it acts as no other."""
+    if not point["stage"].startswith(SAME):
+        return point["changes"]  # type: ignore[no-any-return]
+    named = (part.rpartition(" ") for part in point["stage"].removeprefix(SAME).split(", "))
+    return {**point["changes"], **{key: value for key, _, value in named}}
+
+
+def _key(changes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Values as text, as a stage names them."""
+    return tuple(sorted((key, str(value)) for key, value in changes.items()))
+
+
 def heat_maps(result: Result) -> list[tuple[str, str]]:
     """Caption and panel of each value of the knob over the panels: goodput by cell."""
     columns, rows, panels = heat_axes(result)
-    values = result["knobs"][panels] if panels else [None]
+    knobs = result["knobs"]
+    values = knobs[panels] if panels else [None]
+    points = with_twins(result)
     return [
         (
-            f"{words.knob_name(panels)} {units.flag(value)}" if panels else "Goodput by setting",
-            _heat_map(result, columns, rows, _cells(result, columns, rows, panels, value), number),
+            f"{words.knob_name(panels)} {units.flag(value)}"
+            if panels
+            else f"By {words.knob_name(columns)}",
+            _heat_map(
+                result, columns, rows, _cells(points, knobs, (columns, rows, panels), value), number
+            ),
         )
         for number, value in enumerate(values)
     ]
@@ -69,11 +104,16 @@ def goodput_range(result: Result) -> tuple[float, float]:
     return min(min(seen, default=0.0), high * (1 - LEAST_RANGE)), high
 
 
-def _cells(result: Result, columns: str, rows: str | None, panels: str | None, value: Any) -> Cells:
+def _cells(
+    points: Sequence[Point],
+    knobs: Mapping[str, Sequence[Any]],
+    axes: tuple[str, str | None, str | None],
+    value: Any,
+) -> Cells:
     """The best point of each cell, by column and row: of several, knobs beyond three vary."""
-    knobs = result["knobs"]
+    columns, rows, panels = axes
     cells: Cells = {}
-    for point in result["points"]:
+    for point in points:
         changes = point["changes"]
         if panels is not None and changes[panels] != value:
             continue
@@ -159,7 +199,8 @@ def _number(axes: "Axes", cells: Cells, digits: int, marked: Sequence[Any]) -> N
         axes.text(
             column + 0.5,
             row + (0.28 if point["changes"] in marked else 0.48),
-            units.significant(point["goodput_per_s"], digits),
+            ("=" if point["stage"].startswith(SAME) else "")
+            + units.significant(point["goodput_per_s"], digits),
             fontsize=FONT,
             horizontalalignment="center",
             verticalalignment="center",

@@ -160,6 +160,12 @@ def sent_per_s(result: Result) -> float | None:
     return next((row["rate_per_s"] / row["load"] for row in result["curve"] if row["load"]), None)
 
 
+def serves_all(result: Result) -> bool:
+    """Whether goodput is the rate sent: seeds differ, so that it may even seem higher."""
+    sent = sent_per_s(result)
+    return sent is not None and result["best"]["goodput_per_s"] >= 0.995 * sent
+
+
 def largest_load(result: Result, *, held: bool = False) -> float | None:
     """The largest load tried, or the largest of those at which the SLA held."""
     loads = (row["load"] for row in result["curve"] if not held or row["met"] is not False)
@@ -214,8 +220,9 @@ def answer(result: Result) -> str:
 
 def _of_sent(result: Result) -> str:
     goodput, sent = units.significant(result["best"]["goodput_per_s"]), sent_per_s(result)
-    of = f" of {units.significant(sent)}" if sent else ""
-    return f"{goodput}{of} requests a second"
+    if serves_all(result):
+        return f"all {goodput} requests a second"
+    return f"{goodput}{f' of {units.significant(sent)}' if sent else ''} requests a second"
 
 
 def _why_not(result: Result) -> str:
@@ -242,7 +249,7 @@ def _against_default(result: Result) -> str:
     gain = best["goodput_per_s"] / default["goodput_per_s"] - 1
     misses = ", which miss the SLA" if default["met"] is False and best["met"] else ""
     if abs(gain) < NEGLIGIBLE:
-        return f", no more than {NEGLIGIBLE:.0%} from {DEFAULT}{misses}".replace("%", " %")
+        return f", about as many as with {DEFAULT}{misses}"
     how = "more" if gain > 0 else "less"
     return f", {abs(gain) * 100:.0f} % {how} than with {DEFAULT}{misses}"
 
@@ -276,6 +283,8 @@ def distance(result: Result) -> str:
         return "the runner-up is within 2 % of the best: either will do"
     if told_apart(best, other):
         return "the runner-up is worse: the intervals do not meet"
+    if told_apart(other, best):
+        return "the runner-up serves more requests, but the best stands before it in the search"
     return "the intervals of the runner-up and the best meet: they cannot be told apart"
 
 
@@ -331,3 +340,9 @@ def effort(result: Result) -> str:
         f"{points}, {done:,} requests: {units.percent(done / exhaustive)} of the {exhaustive:,} "
         f"that all {grid_size(result):,} combinations take at full length"
     )
+
+
+def sentence(text: str) -> str:
+    """As the start of a sentence; the name of a flag stays as it is."""
+    first = text.partition(" ")[0]
+    return (text if "_" in first else text[:1].upper() + text[1:]).rstrip(".")
