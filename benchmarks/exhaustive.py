@@ -37,7 +37,7 @@ def hold(path: Path, workers: str) -> dict[str, Any]:
     with Sweep(Store(None), workers) as sweep:
         points = [Point(scenario, path, loaded.scenario.seed) for _, scenario in runnable]
         results = list(sweep.run(points))
-        spent = sweep.simulated_requests
+        spent = sweep.used_requests
     goodput = {}
     for (changes, _), result in zip(runnable, results, strict=True):
         if result["error"] is None:

@@ -93,17 +93,20 @@ def binding_words(result: Mapping[str, Any]) -> str:
     }
     most = max(named, key=lambda name: float(held[name]))
     if held[most] >= NOTICED:
-        return f"{named[most]} for {held[most]:.0%} of the time while requests waited, {where}"
+        return (
+            f"{named[most]} for {held[most] * 100:.0f} % of the time while requests waited, {where}"
+        )
     return f"{_device_words(summary)}, {where}"
 
 
 def _device_words(summary: Mapping[str, Any]) -> str:
     share, use = summary["step_time_share"], summary["utilisation"]
     if share["host"] >= 0.3:
-        return f"the host: {share['host']:.0%} of step time is scheduling and input preparation"
+        host = f"{share['host'] * 100:.0f} %"
+        return f"the host: {host} of step time is scheduling and input preparation"
     if use["bandwidth"] >= use["mfu"]:
-        return f"memory bandwidth: {use['bandwidth']:.0%} of the datasheet's is used"
-    return f"compute: {use['mfu']:.0%} of the datasheet's peak is used"
+        return f"memory bandwidth: {use['bandwidth'] * 100:.0f} % of the datasheet's is used"
+    return f"compute: {use['mfu'] * 100:.0f} % of the datasheet's peak is used"
 
 
 def block_size_words(knobs: Mapping[str, Sequence[Any]], tried: Sequence[Tried]) -> str:
@@ -125,11 +128,11 @@ def block_size_words(knobs: Mapping[str, Sequence[Any]], tried: Sequence[Tried])
     spread = max(spreads)
     if spread < 0.02:
         return (
-            f"block_size changes goodput by {spread:.1%} at most here: neither the waste at the "
-            "end of sequences nor prefix hits decide (attention is priced alike for every size "
-            "until it is calibrated)"
+            f"block_size changes goodput by {spread * 100:.1f} % at most here: neither the waste "
+            "at the end of sequences nor prefix hits decide (attention is priced alike for every "
+            "size until it is calibrated)"
         )
     return (
-        f"block_size changes goodput by up to {spread:.0%}: larger blocks waste the end of "
+        f"block_size changes goodput by up to {spread * 100:.0f} %: larger blocks waste the end of "
         "every sequence and find shorter prefixes (attention is priced alike for every size)"
     )

@@ -165,6 +165,9 @@ def size(
         result = find(
             loaded, sweep, knobs=chosen, objective=objective, budget_requests=budget, tell=_tell
         )
+        if sweep.evaluated < sweep.used_points:
+            kept = sweep.used_points - sweep.evaluated
+            _tell(f"{kept} of {sweep.used_points} points were there from an earlier run")
     if out is not None:
         from servecast.reports.sizing_html import render_sizing_report
 

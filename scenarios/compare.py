@@ -290,7 +290,7 @@ def _verdict(
         told = f"A is better; of B: {worse}."
     else:
         n = len(first)
-        told = f"No difference of {LEAST:.0%} or more that {n} replications can tell."
+        told = f"No difference of {LEAST * 100:.0f} % or more that {n} replications can tell."
     return f"{told} {_sla_words(first, second)}".strip()
 
 

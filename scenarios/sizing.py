@@ -147,7 +147,7 @@ class _Search:
             )
         default = self._default()
         self.tell("latency against load, the limit and the cliff")
-        left = self.budget - self.runner.sweep.simulated_requests
+        left = self.budget - self.runner.sweep.used_requests
         requests = min(self._probe(), max(LEAST_REQUESTS, left // RUNS_AROUND))
         around = surroundings(self.runner, best, self.load.rate_per_s, requests)
         self.tell("which coefficient matters most")
@@ -373,7 +373,7 @@ class _Search:
 
     def _spent(self, share: float) -> bool:
         """Whether another pair of whole loads would pass this share of the budget."""
-        next_pair = self.runner.sweep.simulated_requests + 2 * self.load.requests
+        next_pair = self.runner.sweep.used_requests + 2 * self.load.requests
         return next_pair > share * self.budget
 
     def _told(self, ranked: list[Candidate]) -> bool:
@@ -430,9 +430,9 @@ class _Search:
             * best.results[0]["engine"]["pipeline_parallel_size"]
             * scenario.replicas,
             "price_per_hour": first.get("cost", {}).get("price_per_hour"),
-            "simulated_requests": self.runner.sweep.simulated_requests,
+            "simulated_requests": self.runner.sweep.used_requests,
             "exhaustive_requests": self.size * self.load.requests,
-            "points_simulated": self.runner.sweep.evaluated,
+            "points_simulated": self.runner.sweep.used_points,
             "vllm_command": vllm_command(scenario),
             "calibration": first["provenance"]["calibration"],
             "version": first["provenance"]["version"],

@@ -31,12 +31,13 @@ class Sweep:
 
     `workers`: "1" for this process alone, "N" for N processes, "ray" for a local cluster, or
     "ray://host:port" for one that runs. Results are the same bytes whoever computes them.
+    `evaluated` counts the points that this sweep simulated itself.
     """
 
     def __init__(self, store: Store, workers: str = "1") -> None:
         self.store = store
-        self.simulated_requests = 0
         self.evaluated = 0
+        self._used: dict[str, int] = {}
         self._pool: _Pool = _pool(workers)
 
     def __enter__(self) -> Self:
@@ -49,6 +50,16 @@ class Sweep:
         traceback: TracebackType | None,
     ) -> None:
         self._pool.close(cancel=error is not None)
+
+    @property
+    def used_points(self) -> int:
+        """Distinct points that were asked for, whether simulated now or by an earlier sweep."""
+        return len(self._used)
+
+    @property
+    def used_requests(self) -> int:
+        """Requests in these points: what decides by it decides alike when a sweep goes on."""
+        return sum(self._used.values())
 
     def run(self, points: Iterable[Point], tell: Tell = lambda done: None) -> Iterator[Result]:
         """Results in the order of the points, as soon as each can be given."""
@@ -73,6 +84,7 @@ class Sweep:
                 window[0].finish()
                 work = window.pop(0)
                 assert work.result is not None
+                self._used[work.point.key] = work.result.get("requests", 0)
                 yield work.result
 
 
@@ -103,7 +115,6 @@ class _Work:
             if self._future is not None:
                 self.result = self._future.result()
                 self._sweep.store.put(self.result)
-                self._sweep.simulated_requests += self.result.get("requests", 0)
                 self._sweep.evaluated += 1
             else:
                 # Somebody else has claimed it: wait for the result, or for the claim to fall.
