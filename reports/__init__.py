@@ -9,6 +9,9 @@ Read these three first:
    `figures.py` draws the panels; `timeline.py` bins what they show over time, `svg.py` makes them
    small.
 
+The pages of the other commands: `sizing_html.py` (`size`; its sentences in `sizing_words.py`, its
+figures in `sizing_heatmap.py` and `sizing_figures.py`) and `whatif_html.py` (`whatif`, `compare`).
+
 Beside them: `console.py` is the summary on a terminal, `tables.py` writes the facts themselves as
 Parquet, `files.py` sees that a file is whole or not there, and `units.py` writes numbers as people
 read them. Nothing here simulates, and Matplotlib, pyarrow, scipy and rich are imported only where
