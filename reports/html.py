@@ -9,7 +9,7 @@ from typing import Any
 
 from servecast.reports import sections, units
 from servecast.reports.metrics import RunFacts
-from servecast.reports.page import page, table
+from servecast.reports.page import bar, card, page, table
 from servecast.sim.trace import Trace
 
 #: Latencies of the cards.
@@ -84,7 +84,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
     requests, use, kv = summary["requests"], summary["utilisation"], summary["kv"]
     cards = [
         *(_latency_card(summary, *which) for which in HEADLINES),
-        _card(
+        card(
             "Output tokens per second",
             *_headline(
                 summary,
@@ -92,7 +92,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
                 f"{units.significant(summary['total_tokens_per_s'])} with prompts",
             ),
         ),
-        _card(
+        card(
             "Requests per second",
             *_headline(
                 summary,
@@ -100,12 +100,12 @@ def _cards(summary: Mapping[str, Any]) -> str:
                 f"{requests['failed']:,} failed, {requests['timed_out']:,} timed out",
             ),
         ),
-        _card(
+        card(
             "Device busy",
             units.percent(use["device_busy"]),
             f"MFU {units.percent(use['mfu'])}, bandwidth {units.percent(use['bandwidth'])}",
         ),
-        _card(
+        card(
             "KV cache at its peak",
             units.percent(kv["peak_use"]),
             f"{summary['preemptions']:,} preemptions",
@@ -115,7 +115,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
         cost = summary["cost"]
         per_hour = f"{units.dollars(cost['price_per_hour'])} an hour"
         per_million = units.dollars(cost["per_million_output_tokens"])
-        cards.append(_card("Per million output tokens", per_million, per_hour))
+        cards.append(card("Per million output tokens", per_million, per_hour))
     return f'<section class="cards">{"".join(cards)}</section>'
 
 
@@ -123,7 +123,7 @@ def _latency_card(summary: Mapping[str, Any], name: str, stat: str) -> str:
     block = summary[f"{name}_s"]
     title = f"{units.LATENCY_NAMES[name]}, {units.stat_name(stat)}"
     told = units.seconds(block[stat]), f"n = {block['n']:,}"
-    return _card(title, *_headline(summary, f"{name}_{stat}_s", told[1], told[0]))
+    return card(title, *_headline(summary, f"{name}_{stat}_s", told[1], told[0]))
 
 
 def _headline(
@@ -135,10 +135,6 @@ def _headline(
         return units.headline(name, summary[name]) if value is None else value, below
     mean, lo, hi = (units.headline(name, interval[key]) for key in ("mean", "lo", "hi"))
     return mean, f"{lo} to {hi} over {summary['replications']['n']} seeds"
-
-
-def _card(title: str, value: str, below: str) -> str:
-    return f'<div class="card"><h3>{title}</h3><p class="value">{value}</p><p>{below}</p></div>'
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
@@ -166,14 +162,8 @@ def _clause_row(clause: Mapping[str, Any]) -> tuple[str, ...]:
         f"{name}, {stat}",
         units.clause_number(clause["clause"], value),
         units.clause_number(clause["clause"], limit),
-        units.NONE if value is None or not limit else _bar(value / limit, kind),
+        units.NONE if value is None or not limit else bar(value / limit, kind),
     )
-
-
-def _bar(share: float, kind: str) -> str:
-    told = f"{share * 100:,.0f} %" if share < 10 else f"{share:,.0f} &times;"
-    fill = f'<i style="width:{min(share, 1) * 100:.0f}%"></i>'
-    return f'<span class="bar {kind}">{fill}</span><span class="share">{told}</span>'
 
 
 def _provenance(summary: Mapping[str, Any]) -> str:

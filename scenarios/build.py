@@ -90,8 +90,8 @@ def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
     """
     scenario = loaded.scenario
     try:
-        hardware = load_hardware(_path(scenario.hardware, loaded.path))
-        model = load_model(_path(scenario.model, loaded.path))
+        hardware = load_hardware(beside(scenario.hardware, loaded.path))
+        model = load_model(beside(scenario.model, loaded.path))
         engine = resolve(scenario.engine, model, hardware)
         return _assemble(model, hardware, engine, profile)
     except InputError as error:
@@ -251,11 +251,13 @@ def _assemble(
     return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
 
 
-def _path(name: str, scenario: Path) -> str:
+#: How the name of a model or device ends that is a file and not in the catalogue.
+FILES = (".json", ".yaml", ".yml")
+
+
+def beside(name: str, scenario: Path) -> str:
     """Relative paths start at the scenario's folder; catalogue names stay as they are."""
-    if name.endswith((".json", ".yaml", ".yml")):
-        return str(scenario.parent / name)
-    return name
+    return str(scenario.parent / name) if name.endswith(FILES) else name
 
 
 def memory_summary(memory: MemoryPlan) -> dict[str, int]:

@@ -155,6 +155,8 @@ def size(
     set_: SetOption = None,
 ) -> None:
     """Find the engine flags that serve a load best within its SLA."""
+    from servecast.reports.sizing_console import render_sizing
+    from servecast.reports.sizing_html import render_sizing_report
     from servecast.scenarios.knobs import parse_knobs
     from servecast.scenarios.load import load_scenario
     from servecast.scenarios.sizing import size as find
@@ -168,16 +170,7 @@ def size(
         if sweep.evaluated < sweep.used_points:
             kept = sweep.used_points - sweep.evaluated
             _tell(f"{kept} of {sweep.used_points} points were there from an earlier run")
-    if out is not None:
-        from servecast.reports.sizing_html import render_sizing_report
-
-        _write_answer(out, "sizing.json", result, render_sizing_report(result))
-    if json:
-        _echo(result)
-    else:
-        from servecast.reports.sizing_console import render_sizing
-
-        _print(render_sizing(result))
+    _give(result, out, "sizing.json", render_sizing_report, render_sizing, json)
 
 
 @app.command()
@@ -199,6 +192,8 @@ def whatif(
     set_: SetOption = None,
 ) -> None:
     """Serve a load under other flags, devices and loads, and say what changes and why."""
+    from servecast.reports.whatif_console import render_whatif
+    from servecast.reports.whatif_html import render_whatif_report
     from servecast.scenarios.knobs import parse_vary
     from servecast.scenarios.load import load_scenario
     from servecast.scenarios.whatif import whatif as ask
@@ -207,16 +202,7 @@ def whatif(
     varied = [parse_vary(text, "--vary") for text in vary]
     with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
         result = ask(loaded, varied, replications, sweep, tell or _silent)
-    if out is not None:
-        from servecast.reports.whatif_html import render_whatif_report
-
-        _write_answer(out, "whatif.json", result, render_whatif_report(result))
-    if json:
-        _echo(result)
-    else:
-        from servecast.reports.whatif_console import render_whatif
-
-        _print(render_whatif(result))
+    _give(result, out, "whatif.json", render_whatif_report, render_whatif, json)
 
 
 @app.command()
@@ -233,22 +219,15 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="Print the result on stdout.")] = False,
 ) -> None:
     """Serve the same load with two deployments, and say which is better and how surely."""
+    from servecast.reports.whatif_console import render_compare
+    from servecast.reports.whatif_html import render_compare_report
     from servecast.scenarios.compare import compare as hold
     from servecast.scenarios.load import load_scenario
 
     first, second = load_scenario(a), load_scenario(b)
     with _sweep(out, resume, workers) as sweep, _progress("runs") as tell:
         result = hold(first, second, replications, sweep, canary, tell or _silent)
-    if out is not None:
-        from servecast.reports.whatif_html import render_compare_report
-
-        _write_answer(out, "compare.json", result, render_compare_report(result))
-    if json:
-        _echo(result)
-    else:
-        from servecast.reports.whatif_console import render_compare
-
-        _print(render_compare(result))
+    _give(result, out, "compare.json", render_compare_report, render_compare, json)
 
 
 @app.command()
@@ -362,11 +341,24 @@ def _tell(line: str) -> None:
         typer.echo(f"servecast: {line}", err=True)
 
 
-def _write_answer(out: Path, name: str, result: dict[str, Any], page: str) -> None:
-    from servecast.reports.files import write_json, write_text
+def _give(
+    result: dict[str, Any],
+    out: Path | None,
+    name: str,
+    page: Callable[[dict[str, Any]], str],
+    console: Callable[[dict[str, Any]], Any],
+    json: bool,
+) -> None:
+    """An answer: its file and page under `--out`, then JSON or what a terminal shows."""
+    if out is not None:
+        from servecast.reports.files import write_json, write_text
 
-    write_json(out / name, result)
-    write_text(out / "report.html", page)
+        write_json(out / name, result)
+        write_text(out / "report.html", page(result))
+    if json:
+        _echo(result)
+    else:
+        _print(console(result))
 
 
 def _print(renderable: Any) -> None:

@@ -18,7 +18,7 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import summarise
-from servecast.scenarios.build import build
+from servecast.scenarios.build import FILES, build
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.run import fleet_of, run_facts, servecast_version
 from servecast.scenarios.schema import Scenario
@@ -68,11 +68,8 @@ class Point:
         blocks = [workload.arrivals, workload.lengths]
         blocks += [c.lengths for c in workload.classes or ()]
         named = [getattr(block, "path", None) for block in blocks]
-        named += [n for n in (self.scenario.model, self.scenario.hardware) if n.endswith(SUFFIXES)]
+        named += [n for n in (self.scenario.model, self.scenario.hardware) if n.endswith(FILES)]
         return [self.base.parent / name for name in named if name is not None]
-
-
-SUFFIXES = (".json", ".yaml", ".yml")
 
 
 @lru_cache(maxsize=64)

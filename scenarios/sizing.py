@@ -23,6 +23,7 @@ from servecast.costmodels.errors import InputError
 from servecast.reports.stats import paired_interval
 from servecast.scenarios.answer import block_size_words, choice, vllm_command
 from servecast.scenarios.around import limit, sensitivity, surroundings
+from servecast.scenarios.build import beside
 from servecast.scenarios.candidates import (
     Candidate,
     Changes,
@@ -440,15 +441,11 @@ class _Search:
 
 
 def _default_knobs(loaded: LoadedScenario) -> dict[str, Sequence[Any]]:
-    hardware = load_hardware(_beside(loaded, loaded.scenario.hardware))
+    hardware = load_hardware(beside(loaded.scenario.hardware, loaded.path))
     multiple = hardware.block_size_multiple
     sizes = DEFAULT_KNOBS["engine.block_size"]
     allowed = tuple(size for size in sizes if size % multiple == 0)
     return {**DEFAULT_KNOBS, "engine.block_size": allowed or (hardware.default_block_size,)}
-
-
-def _beside(loaded: LoadedScenario, name: str) -> str:
-    return str(loaded.path.parent / name) if name.endswith((".yaml", ".yml")) else name
 
 
 def _goodput(candidate: Candidate) -> float:
