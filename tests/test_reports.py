@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pages import Page
 from rich.console import Console
 
 from servecast.costmodels.shape import NS_PER_S, PARTS
@@ -325,42 +325,6 @@ def test_bars_name_only_parts_that_took_time() -> None:
 
 
 # ---------------------------------------------------------------- page
-
-
-class Page(HTMLParser):
-    """Checks that elements close in order; collects text, ids and addresses."""
-
-    VOID = ("meta", "br", "img", "link", "input", "hr")
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "action", "data"):
-                self.addresses.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_page_is_whole_and_alone(busy: tuple[dict[str, Any], RunFacts, Trace]) -> None:

@@ -4,13 +4,13 @@ import io
 import re
 import shlex
 from collections.abc import Callable
-from html.parser import HTMLParser
 from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Page
 from rich.console import Console
 
 from servecast.reports import sizing_words as words
@@ -370,39 +370,6 @@ def test_figures_are_small(result: Result) -> None:
 
 
 # ---------------------------------------------------------------- page
-
-
-class Page(HTMLParser):
-    """Checks that elements close in order; collects tags, ids, addresses within, and text."""
-
-    VOID = ("meta", "br", "wbr")
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-        self.addresses += [value or "" for name, value in attrs if name.endswith("href")]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_page_is_whole_and_alone(result: Result) -> None:
