@@ -6,13 +6,16 @@ YAML goes through the same readers.
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.hf_config import model_from_config
+from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 
 GIB = 2**30
@@ -33,6 +36,7 @@ HARDWARE_UNITS = {
     "power_w": ("power_w", 1.0),
     "price_per_hour": ("price_per_hour", 1.0),
     "multiprocessors": ("multiprocessors", 1),
+    "compute_capability": ("compute_capability", 1.0),
     "block_size_multiple": ("block_size_multiple", 1),
     "default_block_size": ("default_block_size", 1),
     "max_cudagraph_capture_size": ("max_cudagraph_capture_size", 1),
@@ -55,17 +59,55 @@ WHOLE = (
 def load_model(name_or_path: str) -> ModelSpec:
     """A bundled model by name (any case, with or without the organisation) or a config.json.
 
+    A checkpoint of a bundled model under another organisation, or in a folder, is found by its
+    last part, and its quantisation read from how that ends (`-FP8-dynamic`, `-AWQ`): its
+    quantised layers are those of the usual checkpoint of the kind.
+
     Raises InputError for an unknown name, with the nearest ones, and for a bad file.
     """
     if name_or_path.endswith(".json"):
         return _model_from_file(Path(name_or_path))
     known = _model_index()
-    key = name_or_path.lower()
-    if key not in known:
+    key = name_or_path.lower().rstrip("/")
+    base, method = key.rpartition("/")[2], None
+    if key not in known and base not in known:
+        base, method = split_quantization(base)
+    found = known.get(key) or known.get(base)
+    if found is None:
         names = [full for full, _ in known.values()]
         raise InputError(_unknown("model", name_or_path, names, "a config.json"))
-    name, config = known[key]
-    return model_from_config(config, name)
+    name, config = found
+    model = model_from_config(config, name)
+    if method is None:
+        return model
+    return replace(with_quantization(model, method), name=name_or_path)
+
+
+#: How the names of quantised checkpoints end, and the method that `quantization:` calls it.
+ENDINGS = (
+    (r"[-_](?:fp8[-_]dynamic|fp8[-_]static[-_]per[-_]?tensor|fp8[-_]block|fp8)", "fp8"),
+    (r"[-_](?:quantized[.-])?w8a8(?:[-_]int8)?", "compressed-tensors"),
+    (r"[-_](?:quantized[.-])?w4a16(?:[-_]g128)?", "gptq"),
+    (r"[-_](?:nvfp4a16|nvfp4)", "nvfp4"),
+    (r"[-_](?:awq[-_]int4|awq[-_]4bit|int4[-_]awq|awq)", "awq"),
+    (r"[-_]gptq[-_]int8", "gptq-int8"),
+    (r"[-_](?:gptq[-_]int4|gptq[-_]4bit|gptq)(?:[-_]marlin)?", "gptq"),
+    (r"[-_](?:int4[-_]autoround|autoround[-_]int4|autoround)", "gptq"),
+    (r"[-_](?:unsloth[-_])?bnb[-_]4bit", "bitsandbytes"),
+)
+
+
+def split_quantization(name: str) -> tuple[str, str | None]:
+    """A checkpoint's name without its ending, and the method; (name, None) without one.
+
+    >>> split_quantization("llama-3.3-70b-instruct-fp8-dynamic")
+    ('llama-3.3-70b-instruct', 'fp8')
+    """
+    for ending, method in ENDINGS:
+        found = re.search(ending + "$", name.lower())
+        if found is not None:
+            return name[: found.start()], method
+    return name, None
 
 
 def load_hardware(name_or_path: str) -> HardwareSpec:
@@ -77,10 +119,65 @@ def load_hardware(name_or_path: str) -> HardwareSpec:
         path = Path(name_or_path)
         return _hardware(path.stem, _read_yaml(path), str(path))
     rows = _read_bundled("hardware.yaml")
-    key = name_or_path.lower()
+    key = catalogue_name(name_or_path)
     if key not in rows:
         raise InputError(_unknown("hardware", name_or_path, rows, "a .yaml file"))
     return _hardware(key, rows[key], "hardware.yaml")
+
+
+#: Words of a device's name as drivers, clouds and people write it, and the catalogue's name.
+#: The first row whose words are all there decides.
+WRITTEN_AS = (
+    ("h100 nvl", ""),
+    ("h100 pcie", "h100-pcie"),
+    ("h100", "h100-sxm"),
+    ("h200", "h200-sxm"),
+    ("gh200", "gh200-96gb"),
+    ("gb200", "gb200"),
+    ("gb300", "gb300"),
+    ("b200", "b200"),
+    ("b300", "b300"),
+    ("a100 40gb", "a100-sxm-40gb"),
+    ("a100 pcie", "a100-pcie-80gb"),
+    ("a100", "a100-sxm-80gb"),
+    ("v100 32gb", "v100-sxm-32gb"),
+    ("v100", "v100-sxm-16gb"),
+    ("6000 ada", "rtx-6000-ada"),
+    ("pro 6000", "rtx-pro-6000"),
+    ("a6000", "rtx-a6000"),
+    ("3090", "rtx-3090"),
+    ("4090", "rtx-4090"),
+    ("5090", "rtx-5090"),
+    ("l40s", "l40s"),
+    ("l4", "l4"),
+    ("a10g", "a10g"),
+    ("a10", "a10"),
+    ("a30", "a30"),
+    ("a40", "a40"),
+    ("t4", "t4"),
+    ("gb10", "gb10"),
+    ("spark", "gb10"),
+    ("mi300x", "mi300x"),
+    ("mi325x", "mi325x"),
+    ("mi355x", "mi355x"),
+    ("mi250", "mi250"),
+)
+
+
+def catalogue_name(written: str) -> str:
+    """The catalogue's name for a device as someone wrote it.
+
+    >>> catalogue_name("NVIDIA GeForce RTX 4090"), catalogue_name("NVIDIA A100-SXM4-40GB")
+    ('rtx-4090', 'a100-sxm-40gb')
+    """
+    key = written.strip().lower()
+    if key in _read_bundled("hardware.yaml"):
+        return key
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"(\d) ?(gb|gib)\b", r"\1gb", key)))
+    for asked, name in WRITTEN_AS:
+        if name and words >= set(asked.split()):
+            return name
+    return key
 
 
 def model_names() -> tuple[str, ...]:
@@ -94,8 +191,9 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def published_parameters() -> dict[str, float]:
-    """Published parameter count of each bundled model, to hold our counting against."""
-    return {name: float(row["parameters"]) for name, row in _read_bundled("models.yaml").items()}
+    """Published parameter counts of bundled models, to hold our counting against."""
+    rows = _read_bundled("models.yaml").items()
+    return {name: float(row["parameters"]) for name, row in rows if "parameters" in row}
 
 
 @lru_cache(maxsize=1)

@@ -3,26 +3,48 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-#: Largest capture size by default; 1,024 on data-centre Blackwell.
+from servecast.costmodels.versions import LATEST, Version
+
+#: Largest capture size by default; 1,024 on data-centre Blackwell from 0.28.
 DEFAULT_MAX_CAPTURE = 512
+
+#: Above 256 sizes step by 16 from this release; before, by 8.
+COARSE_SINCE = Version(0, 11, 1)
+
+#: Decode-only steps get graphs of their own (FULL_AND_PIECEWISE) from this release.
+FULL_SINCE = Version(0, 11)
+
+#: Twice max_num_seqs bounds the sizes from this release.
+BOUNDED_SINCE = Version(0, 10)
 
 
 def capture_sizes(
-    max_num_seqs: int, max_num_batched_tokens: int, max_capture: int = DEFAULT_MAX_CAPTURE
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_capture: int = DEFAULT_MAX_CAPTURE,
+    version: Version = LATEST,
 ) -> tuple[int, ...]:
     """Sizes in tokens, ascending: 1, 2, 4, by 8 below 256, by 16 from there.
 
     Up to min(2 * max_num_seqs, max_capture), with `max_num_seqs` and `max_num_batched_tokens`
     among them where they fit (vllm/config/vllm.py, `_set_cudagraph_sizes`, 0.32).
     """
-    ceiling = min(2 * max_num_seqs, max_capture)
+    ceiling = min(2 * max_num_seqs, max_capture) if version >= BOUNDED_SINCE else max_capture
     top = min(ceiling, max_num_batched_tokens)
-    sizes = {1, 2, 4, *range(8, min(top + 1, 256), 8), *range(256, top + 1, 16)}
-    if max_num_batched_tokens <= top:
-        sizes.add(max_num_batched_tokens)
-    if max_num_seqs <= min(ceiling, max_num_batched_tokens):
-        sizes.add(max_num_seqs)
+    coarse = 16 if version >= COARSE_SINCE else 8
+    sizes = {1, 2, 4, *range(8, min(top + 1, 256), 8), *range(256, top + 1, coarse)}
+    if version >= Version(0, 28):
+        if max_num_batched_tokens <= top:
+            sizes.add(max_num_batched_tokens)
+        if max_num_seqs <= min(ceiling, max_num_batched_tokens):
+            sizes.add(max_num_seqs)
     return tuple(sorted(size for size in sizes if size <= top))
+
+
+def graph_count(sizes: Sequence[int], max_num_seqs: int, version: Version = LATEST) -> int:
+    """Graphs captured: one for mixed steps at each size, one more for pure decode."""
+    decode = sum(size <= max_num_seqs for size in sizes) if version >= FULL_SINCE else 0
+    return len(sizes) + decode
 
 
 def padded_tokens(tokens: int, sizes: Sequence[int]) -> int:

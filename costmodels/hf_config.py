@@ -11,6 +11,7 @@ from typing import Any
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.quantization import parse_quantization
 from servecast.costmodels.specs import BYTES_OF_DTYPE, LinearMixer, Mla, ModelSpec, Moe
+from servecast.costmodels.vision import vision_tower
 
 Config = Mapping[str, Any]
 
@@ -18,12 +19,13 @@ Config = Mapping[str, Any]
 #: PretrainedConfig's True alone or set it themselves. Most decoders since Llama set False.
 TIED_BY_DEFAULT = frozenset(
     {"opt", "gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "starcoder2", "cohere", "cohere2"}
-    | {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text"}
+    | {"gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text"}
 )
 
 #: Two matrices in the MLP, no gate.
 UNGATED = frozenset(
     {"opt", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "bloom", "falcon", "mpt", "phi"}
+    | {"RefinedWeb", "RefinedWebModel", "codegen"}
     | {"starcoder2", "nemotron", "nemotron_h"}
 )
 
@@ -40,10 +42,48 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "llama4_text": {"attention_chunk_size": 8192},
     "opt": {"max_position_embeddings": 2048, "vocab_size": 50_272},
+    # No positions of their own (rotary or ALiBi): vLLM takes these as it serves them.
+    "falcon": {"max_position_embeddings": 2048},
+    "bloom": {"max_position_embeddings": 2048},
+}
+
+#: Keys that some classes name otherwise, by what the rest call them.
+OTHER_NAMES = {
+    "num_key_value_heads": ("kv_n_heads", "multi_query_group_num", "num_kv_heads"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model"),
+    "head_dim": ("kv_channels",),
+    "intermediate_size": ("ffn_hidden_size", "ffn_dim", "n_inner"),
+    "num_experts_per_tok": (
+        "experts_per_token",
+        "num_experts_per_token",
+        "top_k_experts",
+        "moe_top_k",
+    ),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "n_shared_experts": ("num_shared_experts",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "model_max_length"),
+}
+
+#: Blocks of keys that some classes nest in the text model.
+NESTED_BLOCKS = ("attn_config", "ffn_config")
+
+#: Learned positions, or ALiBi.
+NO_ROPE = frozenset({"opt", "gpt2", "gpt_bigcode", "bloom", "mpt"})
+
+#: What a key means that we do not count, and so refuse rather than count wrong.
+NOT_COUNTED = {
+    "compress_ratios": "KV compressed by layer (DeepSeek V4)",
+    "hidden_size_per_layer_input": "embeddings by layer (Gemma 3n, Gemma 4 E)",
+    "cross_attention_layers": "cross-attention to images (Llama 3.2 Vision)",
 }
 
 #: One full-attention layer in so many, where the config has no `layer_types`.
-FULL_ATTENTION_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
+FULL_ATTENTION_EVERY = {
+    **{"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4},
+    **{"gemma4_text": 6, "gemma4_unified_text": 6},
+}
 
 #: Sliding windows that hold in every layer.
 ALL_LAYERS_SLIDE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
@@ -66,21 +106,23 @@ def model_from_config(
 
 def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | None) -> ModelSpec:
     kind = str(text.get("model_type", ""))
-    layers = _int(text, "num_hidden_layers", "n_layer", "num_layers")
-    hidden = _int(text, "hidden_size", "n_embd", "d_model")
-    heads = _int(text, "num_attention_heads", "n_head")
+    layers = _int(text, "num_hidden_layers")
+    hidden = _int(text, "hidden_size")
+    heads = _int(text, "num_attention_heads")
     attention, linear = _mixer_layers(text, layers)
     moe, dense = _moe(text, kind, layers)
     window, sliding = _sliding(text, kind, attention)
     quant, kv_dtype = _quantization(outer, text, hf_quant_config)
     max_positions = _max_positions(text)
+    tower = vision_tower(outer, hidden)
+    mla, head_dim = _mla(text), _int(text, "head_dim", default=hidden // heads)
     return ModelSpec(
         name=name,
         hidden_size=hidden,
         num_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=_int(text, "num_key_value_heads", default=heads),
-        head_dim=_int(text, "head_dim", default=hidden // heads),
+        num_key_value_heads=_kv_heads(text, heads),
+        head_dim=head_dim,
         intermediate_size=_dense_width(text, hidden, moe),
         vocab_size=_int(text, "vocab_size"),
         max_position_embeddings=max_positions,
@@ -92,10 +134,17 @@ def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | Non
         gated_attention=bool(text.get("attn_output_gate", kind == "qwen3_next")),
         sliding_window=window if window < max_positions else 0,
         sliding_layers=sliding if window < max_positions else 0,
-        learned_positions=max_positions + 2 if kind == "opt" else 0,
-        vision_parameters=_vision_parameters(outer.get("vision_config")),
+        chunked_attention=kind == "llama4_text",
+        full_head_dim=_int(text, "global_head_dim", default=0, low=0),
+        full_key_value_heads=_int(text, "num_global_key_value_heads", default=0, low=0),
+        values_are_keys=bool(text.get("attention_k_eq_v")),
+        learned_positions=_learned_positions(kind, max_positions),
+        vision_parameters=tower.parameters,
+        vision_item_tokens=tower.item_tokens,
+        vision_profile_numbers=tower.profile_numbers,
+        rope_table_numbers=_rope_table(text, kind, mla, head_dim, max_positions),
         moe=moe,
-        mla=_mla(text),
+        mla=mla,
         linear=_linear(text, linear),
         quantization=parse_quantization(quant, layers) if quant else None,
         kv_cache_dtype=kv_dtype,
@@ -107,7 +156,19 @@ def _text_config(config: Config) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise InputError(f"expected a mapping of keys, got {config!r}")
     text = next((config[key] for key in NESTED if isinstance(config.get(key), Mapping)), config)
-    return {**CLASS_DEFAULTS.get(str(text.get("model_type", "")), {}), **text}
+    given = dict(text)
+    for block in NESTED_BLOCKS:
+        if isinstance(text.get(block), Mapping):
+            given = {**text[block], **given}
+    for key, others in OTHER_NAMES.items():
+        if given.get(key) is None:
+            found = next((given[name] for name in others if given.get(name) is not None), None)
+            if found is not None:
+                given[key] = found
+    for key, meaning in NOT_COUNTED.items():
+        if given.get(key):
+            raise InputError(f"{key}: {meaning} is not modelled")
+    return {**CLASS_DEFAULTS.get(str(text.get("model_type", "")), {}), **given}
 
 
 def _int(config: Config, *keys: str, default: int | None = None, low: int = 1) -> int:
@@ -126,8 +187,8 @@ def _int(config: Config, *keys: str, default: int | None = None, low: int = 1) -
 
 def _max_positions(text: Config) -> int:
     """Longest context; yarn stretches the original one, as vLLM reads it."""
-    given = _int(text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    scaling = text.get("rope_scaling") or {}
+    given = _int(text, "max_position_embeddings")
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     if "yarn" not in (scaling.get("rope_type"), scaling.get("type")):
         return given
     original = _int(scaling, "original_max_position_embeddings", default=given)
@@ -135,6 +196,41 @@ def _max_positions(text: Config) -> int:
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor >= 1:
         raise InputError(f"rope_scaling.factor: expected a number of at least 1, got {factor!r}")
     return round(original * factor)
+
+
+def _rope_table(text: Config, kind: str, mla: Mla | None, head_dim: int, positions: int) -> int:
+    """Numbers of the cos and sin tables that vLLM makes beside the weights.
+
+    Linear scaling lengthens the table by its factor; Gemma 3 has another for its sliding layers
+    (vllm/model_executor/layers/rotary_embedding/linear_scaling_rope.py).
+    """
+    if kind in NO_ROPE or text.get("mla_use_nope"):
+        return 0
+    width = mla.qk_rope_head_dim if mla else head_dim
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    share = text.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
+    width = round(width * share) if isinstance(share, int | float) else width
+    tables = 1.0
+    if "linear" in (scaling.get("rope_type"), scaling.get("type")):
+        factor = scaling.get("factor", 1.0)
+        tables = float(factor) if isinstance(factor, int | float) else 1.0
+    if kind in ("gemma3_text", "gemma4_text", "gemma4_unified_text"):
+        tables += 1
+    return round(positions * tables) * width
+
+
+def _learned_positions(kind: str, max_positions: int) -> int:
+    """Rows of a table of positions, where the class has one; OPT's has two more."""
+    if kind == "opt":
+        return max_positions + 2
+    return max_positions if kind in ("gpt2", "gpt_bigcode") else 0
+
+
+def _kv_heads(text: Config, heads: int) -> int:
+    """KV heads; Falcon's first decoder says `multi_query` beside a count that does not hold."""
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):
+        return 1
+    return _int(text, "num_key_value_heads", default=heads)
 
 
 def _dtype(outer: Config, text: Config) -> str:
@@ -161,6 +257,10 @@ def _mixer_layers(text: Config, layers: int) -> tuple[int, int]:
     pattern = text.get("hybrid_override_pattern")
     if pattern:
         return pattern.count("*"), pattern.count("M")
+    kda = text.get("linear_attn_config")
+    if isinstance(kda, Mapping) and isinstance(kda.get("kda_layers"), list):
+        linear = len(kda["kda_layers"])
+        return layers - linear, linear
     types = text.get("layer_types") or text.get("layers_block_type")
     if types:
         if len(types) != layers:
@@ -198,28 +298,30 @@ def _sliding(text: Config, kind: str, attention: int) -> tuple[int, int]:
 def _dense_width(text: Config, hidden: int, moe: Moe | None) -> int:
     """Width of the plain MLP; a pure mixture may have none."""
     default = moe.intermediate_size if moe else None
-    if "n_embd" in text and default is None:
-        default = 4 * hidden
-    keys = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner")
-    return _int(text, *keys, default=default)
+    if default is None and str(text.get("model_type")) in UNGATED:
+        ratio = text.get("expansion_ratio") or 4
+        default = round(ratio * hidden) if isinstance(ratio, int | float) else 4 * hidden
+    return _int(text, "intermediate_size_mlp", "intermediate_size", default=default)
 
 
 def _moe(text: Config, kind: str, layers: int) -> tuple[Moe | None, int]:
     """The mixture, and how many layers have a plain MLP."""
     pattern = text.get("hybrid_override_pattern")
-    keys = ("num_local_experts", "n_routed_experts", "num_experts")
-    experts = _int(text, *keys, default=0, low=0)
-    if not experts:
+    experts = _int(text, "num_experts", default=0, low=0)
+    if not experts or text.get("enable_moe_block") is False:
         return None, pattern.count("-") if pattern else layers
     width = _int(text, "moe_intermediate_size", "intermediate_size")
     moe_layers = pattern.count("E") if pattern else _moe_layers(text, layers)
     moe = Moe(
         num_experts=experts,
-        experts_per_token=_int(text, "num_experts_per_tok", "experts_per_token"),
+        experts_per_token=_int(text, "num_experts_per_tok"),
         intermediate_size=width,
         layers=moe_layers,
         shared_intermediate_size=_shared_width(text, kind, width),
     )
+    if text.get("enable_moe_block"):
+        # Gemma 4 has a plain MLP beside the mixture in every layer.
+        return moe, layers
     return moe, pattern.count("-") if pattern else layers - moe_layers
 
 
@@ -270,33 +372,51 @@ def _linear(text: Config, layers: int) -> LinearMixer | None:
     """Gated delta net (Qwen3-Next, Qwen3.5) or Mamba-2 (Nemotron-H)."""
     if not layers:
         return None
+    if isinstance(text.get("linear_attn_config"), Mapping):
+        return _kda(text["linear_attn_config"], _int(text, "hidden_size"), layers)
     if "linear_num_value_heads" in text:
         key_dim = _int(text, "linear_key_head_dim")
         value_heads = _int(text, "linear_num_value_heads")
         values = value_heads * _int(text, "linear_value_head_dim")
         keys = key_dim * _int(text, "linear_num_key_heads")
-        conv = (2 * keys + values) * (_int(text, "linear_conv_kernel_dim", default=4) - 1)
-        projections = 2 * keys + 2 * values + 2 * value_heads
-        return LinearMixer(layers, projections, values, values * key_dim + conv)
+        return LinearMixer(
+            layers=layers,
+            projection_dim=2 * keys + 2 * values + 2 * value_heads,
+            value_dim=values,
+            recurrent_elements=values * key_dim,
+            conv_dim=2 * keys + values,
+            conv_kernel=_int(text, "linear_conv_kernel_dim", default=4),
+            state_dtype=str(text.get("mamba_ssm_dtype") or "auto"),
+        )
     heads = _int(text, "mamba_num_heads", "mamba_n_heads")
     inner = heads * _int(text, "mamba_head_dim", "mamba_d_head")
     state = _int(text, "ssm_state_size", "mamba_d_state")
     groups = 2 * _int(text, "n_groups", "mamba_n_groups", default=1) * state
-    conv = (inner + groups) * (_int(text, "conv_kernel", "mamba_d_conv", default=4) - 1)
-    return LinearMixer(layers, 2 * inner + groups + heads, inner, inner * state + conv)
+    return LinearMixer(
+        layers=layers,
+        projection_dim=2 * inner + groups + heads,
+        value_dim=inner,
+        recurrent_elements=inner * state,
+        conv_dim=inner + groups,
+        conv_kernel=_int(text, "conv_kernel", "mamba_d_conv", default=4),
+        state_dtype=str(text.get("mamba_ssm_cache_dtype") or "auto"),
+    )
 
 
-def _vision_parameters(vision: Config | None) -> int:
-    """A ViT's layers and its mergers into the text width; patch and position tables left out."""
-    if not vision or not (vision.get("depth") or vision.get("num_hidden_layers")):
-        return 0
-    hidden = _int(vision, "hidden_size")
-    layers = _int(vision, "depth", "num_hidden_layers")
-    per_layer = 4 * hidden**2 + 2 * hidden * _int(vision, "intermediate_size", default=4 * hidden)
-    merged = hidden * _int(vision, "spatial_merge_size", default=1) ** 2
-    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
-    out = _int(vision, "out_hidden_size", default=0)
-    return layers * per_layer + (mergers * (merged**2 + merged * out) if out else 0)
+def _kda(config: Config, hidden: int, layers: int) -> LinearMixer:
+    """Kimi delta attention: queries, keys and values alike, two gates through a narrow middle."""
+    heads, width = _int(config, "num_heads"), _int(config, "head_dim")
+    inner = heads * width
+    gates = 2 * width + round(2 * width * inner / hidden)
+    return LinearMixer(
+        layers=layers,
+        projection_dim=3 * inner + heads + gates,
+        value_dim=inner,
+        recurrent_elements=inner * width,
+        conv_dim=3 * inner,
+        conv_kernel=_int(config, "short_conv_kernel_size", default=4),
+        state_dtype="float32",
+    )
 
 
 def _quantization(

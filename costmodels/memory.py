@@ -3,24 +3,23 @@
 vLLM loads the weights, runs one step of the largest size with a sampler for `max_num_seqs`
 sequences, notes the peak, estimates its CUDA graphs, and gives what is left of
 `gpu_memory_utilization` x physical memory to the KV pool (vllm/v1/worker/gpu_worker.py,
-`determine_available_memory`, 0.32). Each term below is named after that log.
+`determine_available_memory`, 0.32). Each term below is named after that log; where a release
+counted otherwise, `StartRules` says so.
 
-The constants were chosen on public start-up logs of vLLM 0.17 to 0.19 on H100
-(llm-d-incubation/llm-d-planner accuracy results, Apache-2.0), so agreement with those rows is
-no test of them; other devices and versions are.
+The constants were chosen on public start-up logs (docs/memory.md names them and how far off
+they are), physical terms first.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
-from servecast.costmodels.graphs import capture_sizes
+from servecast.costmodels.graphs import capture_sizes, graph_count
+from servecast.costmodels.kv_format import BFLOAT16, KvFormat
+from servecast.costmodels.kv_layout import KvLayout, kv_bytes_per_token, kv_layout
+from servecast.costmodels.loading import HOPPER, loaded_bytes
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
-from servecast.costmodels.weights import (
-    check_parallel,
-    kv_bytes_per_token,
-    layer_kv_bytes_per_token,
-    weight_bytes,
-)
+from servecast.costmodels.versions import GRAPHS_DEDUCTED_SINCE, LATEST, Version
+from servecast.costmodels.weights import check_parallel
 
 GIB = 2**30
 
@@ -29,25 +28,41 @@ GIB = 2**30
 #: alive at the peak is inferred from the logs' "about 15 bytes", the buffer below included.
 SAMPLER_BYTES_PER_LOGIT = 2 + 4 + 4 + 4
 
+#: The same where top-k and top-p sort the vocabulary: sorted values and 64-bit indices, their
+#: softmax and cumulative sum, and masks come on top. Nine logs of V1 0.10.2 to 0.16 on four
+#: devices lie between 38.2 and 38.6.
+SORTING_BYTES_PER_LOGIT = 38.4
+
+#: The Triton kernel that filters without sorting came with this release.
+NO_SORT_SINCE = Version(0, 17)
+
+#: FlashInfer's sampler, where it was installed, was on by default in these and sorts nothing.
+#: Which of the two ran depends on the installation; logs of 0.10.1 show the small peak, those
+#: of 0.8 and 0.9 the large one.
+FLASHINFER_BY_DEFAULT = (Version(0, 8), Version(0, 10, 2))
+FLASHINFER_SEEN = (Version(0, 10, 1), Version(0, 10, 2))
+
 #: The top-k/top-p kernel keeps one fp32 row of the vocabulary for each program in flight.
 SAMPLER_BUFFER_BYTES_PER_LOGIT = 4
 
-#: Input ids, positions, block tables and their kin.
+#: Input ids, positions, block tables and their kin, in releases that filter without sorting;
+#: before, logs leave no room for them.
 INPUT_BUFFER_BYTES = round(0.05 * GIB)
 
 #: Hidden states that are alive beside the MLP's own: input, residual, normed, output.
 LIVE_HIDDEN_STATES = 4
 
-#: NCCL and custom all-reduce buffers come with tensor parallelism.
-NON_TORCH_BYTES = round(0.25 * GIB)
-NON_TORCH_PIPELINE_BYTES = round(0.07 * GIB)
-NON_TORCH_TENSOR_BYTES = round(2.1 * GIB)
+#: Of one captured graph, per layer of the model.
+GRAPH_BYTES_PER_LAYER = 224 * 1024
 
 #: Taken before vLLM starts counting, so not part of the budget: only `free at start` shows it.
 CONTEXT_BYTES = round(0.51 * GIB)
 
-#: Of one captured graph, per layer of the model.
-GRAPH_BYTES_PER_LAYER = 224 * 1024
+#: Logs round to 0.01 GiB; half of that is sure to be wrong.
+ROUNDING_BYTES = round(0.005 * GIB)
+
+#: A 90 % interval of a normal error.
+Z90 = 1.645
 
 
 @dataclass(frozen=True)
@@ -57,9 +72,13 @@ class EngineMemory:
     Attributes
     ----------
     max_model_len : None for the model's own
-    kv_dtype_bytes : bytes of one number in the KV cache
-    estimate_cudagraphs : take the graphs out of the KV budget: the default since 0.21
-        (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); before, they sat on top of it
+    kv_cache_memory_bytes : a pool of that size, whatever is left (skips the profile)
+    cpu_offload_gb : weights kept in host memory, GiB a device
+    estimate_cudagraphs : take the graphs out of the KV budget
+        (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None for the release's default
+    cudagraph_capture_sizes : None for the release's own
+    vision : load the vision tower, where the model has one
+    v0 : the engine before V1
     """
 
     gpu_memory_utilization: float = 0.92
@@ -67,16 +86,52 @@ class EngineMemory:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
-    kv_dtype_bytes: float = 2.0
+    kv: KvFormat = BFLOAT16
     tensor: int = 1
     pipeline: int = 1
     enforce_eager: bool = False
     num_gpu_blocks_override: int | None = None
-    estimate_cudagraphs: bool = True
+    kv_cache_memory_bytes: int | None = None
+    cpu_offload_gb: float = 0.0
+    enable_prefix_caching: bool = True
+    async_scheduling: bool = True
+    estimate_cudagraphs: bool | None = None
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    vision: bool = True
+    version: Version = LATEST
+    v0: bool = False
 
     @property
     def parallel(self) -> Parallelism:
         return Parallelism(self.tensor, self.pipeline)
+
+    @property
+    def deducts_graphs(self) -> bool:
+        """The estimate of the graphs comes off the KV pool."""
+        if self.estimate_cudagraphs is not None:
+            return self.estimate_cudagraphs
+        return self.version >= GRAPHS_DEDUCTED_SINCE
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Standard deviations of the terms, bytes."""
+
+    weights_bytes: float
+    activation_bytes: float
+    graph_bytes: float
+    other_bytes: float
+    total_bytes: float
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of what is left of the budget: the terms are taken as independent."""
+        return sqrt(sum(getattr(self, name) ** 2 for name in self.__dataclass_fields__))
+
+    @property
+    def least_sure(self) -> str:
+        """The term that the pool's width owes most to."""
+        return max(self.__dataclass_fields__, key=lambda name: float(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -87,13 +142,17 @@ class MemoryPlan:
     ----------
     total_bytes : physical memory; `budget_bytes` of it is vLLM's to use
     other_bytes : what the driver and NCCL take outside torch
+    kv_bytes : vLLM's `Available KV cache memory`; negative where nothing is left
     kv_bytes_per_token : on this device, all its layers
-    blocks : vLLM's num_gpu_blocks. One of them is the null block, which no request ever gets:
-        `usable_blocks` is one less. A block holds `block_size` tokens of every layer; vLLM
-        counts those of models with several kinds of layers in smaller pages, same tokens
-    tokens : blocks * block_size, as logged
-    fits : the engine starts: the budget is free, and one request of `max_model_len` fits
-    shortfall_bytes : what is missing for that; 0 if it fits
+    num_gpu_blocks : block ids of vLLM's pool. With V1 one of them is the null block, which no
+        request ever gets
+    blocks : blocks of `block_size` tokens of every layer, as the scheduler here counts them:
+        the same number but for models with several groups of layers
+    tokens : vLLM's `GPU KV cache size`
+    max_concurrency : vLLM's `Maximum concurrency for max_model_len tokens per request`
+    shortfall_bytes : what is missing to start; 0 if it fits
+    after_start_bytes : free when the engine serves and samples its largest batch
+    longest_tokens : the longest request that fits: vLLM's `estimated maximum model length`
     """
 
     weights_bytes: int
@@ -104,27 +163,35 @@ class MemoryPlan:
     total_bytes: int
     budget_bytes: int
     kv_bytes_per_token: float
-    block_size: int
+    layout: KvLayout
+    num_gpu_blocks: int
     blocks: int
+    tokens: int
+    max_concurrency: float
     shortfall_bytes: int
+    after_start_bytes: int
     max_model_len: int
+    longest_tokens: int
+    doubt: Doubt
+    tokens_interval: tuple[int, int]
 
     @property
     def fits(self) -> bool:
         return self.shortfall_bytes == 0
 
     @property
+    def block_size(self) -> int:
+        """Tokens of a block, as vLLM has it in the end."""
+        return self.layout.block_size
+
+    @property
     def block_bytes(self) -> float:
-        """One block of KV on this device, all its layers."""
+        """One block of `block_size` tokens of every layer."""
         return self.kv_bytes_per_token * self.block_size
 
     @property
     def usable_blocks(self) -> int:
         return max(0, self.blocks - 1)
-
-    @property
-    def tokens(self) -> int:
-        return self.blocks * self.block_size
 
     def explain(self) -> str:
         """One line: the terms, and the pool or what is missing."""
@@ -135,10 +202,10 @@ class MemoryPlan:
         if self.fits:
             return (
                 f"starts: {terms} + KV {_gib(self.kv_bytes)} of {_gib(self.total_bytes)} GiB: "
-                f"{self.blocks:,} blocks of {self.block_size} ({self.tokens:,} tokens)"
+                f"{self.num_gpu_blocks:,} blocks of {self.block_size} ({self.tokens:,} tokens)"
             )
         missing = f"{_gib(self.shortfall_bytes)} GiB short for one request of that length"
-        if self.kv_bytes > 0:
+        if self.num_gpu_blocks > 0:
             return (
                 f"does not start: max_model_len {self.max_model_len:,} needs more than the KV pool "
                 f"of {_gib(self.kv_bytes)} GiB ({self.tokens:,} tokens): {missing}"
@@ -158,50 +225,85 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     """
     check_parallel(model, engine.parallel)
     hardware.check_block_size(engine.block_size)
-    weights = weight_bytes(model, engine.parallel) + rope_cache_bytes(model)
+    offloaded = round(engine.cpu_offload_gb * GIB)
+    loaded = loaded_bytes(model, hardware, engine.parallel, vision=engine.vision)
+    weights = max(0, loaded - offloaded)
     activation = activation_bytes(model, hardware, engine)
     graphs = graph_bytes(model, hardware, engine)
-    other = non_torch_bytes(hardware, engine.parallel)
-    deducted = graphs if engine.estimate_cudagraphs else 0
+    other = non_torch_bytes(hardware, engine)
+    deducted = graphs if engine.deducts_graphs else 0
     budget = round(engine.gpu_memory_utilization * hardware.memory_bytes)
-    per_token = kv_bytes_per_token(model, engine.kv_dtype_bytes, engine.parallel)
-    block_bytes = per_token * engine.block_size
+    layout = layout_of(model, engine)
+    longest = max_model_len(model, engine)
 
     left = budget - weights - activation - other - deducted
-    blocks = max(0, int(left // block_bytes))
-    needed = one_request_bytes(model, engine) + block_bytes
-    shortfall = max(0, ceil(needed - left), budget - free_at_start_bytes(hardware))
+    if engine.kv_cache_memory_bytes is not None:
+        left = engine.kv_cache_memory_bytes
+    ids = max(0, left // layout.block_bytes)
     if engine.num_gpu_blocks_override is not None:
-        blocks = engine.num_gpu_blocks_override
-        over = weights + other + blocks * block_bytes - hardware.memory_bytes
-        shortfall = max(0, ceil(needed - blocks * block_bytes), ceil(over))
+        ids = engine.num_gpu_blocks_override
+        left = ids * layout.block_bytes
+    null_block = 0 if engine.v0 else 1
+    needed = (layout.request_blocks(longest) + null_block) * layout.block_bytes
+    free = free_at_start_bytes(hardware)
+    after_start = free - weights - other - max(0, left) - graphs - activation
+    profiled = engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None
+    # A pool that was not profiled for may leave too little to run in.
+    over = budget - free if profiled else weights + other + max(0, left) - free
+    if not engine.deducts_graphs and not engine.enforce_eager:
+        over = max(over, -after_start - activation)
+
+    doubt = doubt_of(model, hardware, engine, weights, activation, graphs)
+    slack = 0.0 if not profiled else Z90 * doubt.kv_bytes
     return MemoryPlan(
         weights_bytes=weights,
         activation_bytes=activation,
         graph_bytes=graphs,
         other_bytes=other,
-        kv_bytes=int(blocks * block_bytes),
+        kv_bytes=left,
         total_bytes=hardware.memory_bytes,
         budget_bytes=budget,
-        kv_bytes_per_token=per_token,
+        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv, engine.tensor, engine.pipeline),
+        layout=layout,
+        num_gpu_blocks=ids,
+        blocks=layout.schedulable_blocks(ids, engine.max_num_seqs),
+        tokens=layout.logged_tokens(ids, longest, engine.version),
+        max_concurrency=layout.concurrency(ids, longest),
+        shortfall_bytes=max(0, needed - left, over),
+        after_start_bytes=after_start,
+        max_model_len=longest,
+        longest_tokens=layout.longest(max(0, ids - null_block), longest),
+        doubt=doubt,
+        tokens_interval=(
+            _tokens_of(left - slack, layout, longest, engine.version),
+            _tokens_of(left + slack, layout, longest, engine.version),
+        ),
+    )
+
+
+def _tokens_of(left: float, layout: KvLayout, longest: int, version: Version) -> int:
+    ids = max(0, int(left // layout.block_bytes))
+    return layout.logged_tokens(ids, longest, version)
+
+
+def layout_of(model: ModelSpec, engine: EngineMemory) -> KvLayout:
+    """The model's KV groups under these flags."""
+    return kv_layout(
+        model,
+        engine.kv,
         block_size=engine.block_size,
-        blocks=blocks,
-        shortfall_bytes=shortfall,
-        max_model_len=max_model_len(model, engine),
+        tensor=engine.tensor,
+        pipeline=engine.pipeline,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        async_scheduling=engine.async_scheduling,
+        version=engine.version,
     )
 
 
 def max_model_len(model: ModelSpec, engine: EngineMemory) -> int:
     """Longest request in tokens, prompt and output."""
     return engine.max_model_len or model.max_position_embeddings
-
-
-def rope_cache_bytes(model: ModelSpec) -> int:
-    """The cos and sin table, which vLLM logs with the weights."""
-    if model.learned_positions:
-        return 0
-    rotary_dim = model.mla.qk_rope_head_dim if model.mla else model.head_dim
-    return model.max_position_embeddings * rotary_dim * model.dtype_bytes
 
 
 def activation_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) -> int:
@@ -211,15 +313,35 @@ def activation_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMem
     """
     tokens = engine.max_num_batched_tokens
     hidden = tokens * model.hidden_size * model.dtype_bytes
-    rows = engine.max_num_seqs * SAMPLER_BYTES_PER_LOGIT
-    programs = min(engine.max_num_seqs, hardware.multiprocessors)
-    sampler = model.vocab_size * (rows + programs * SAMPLER_BUFFER_BYTES_PER_LOGIT) + hidden
+    sampler = model.vocab_size * sampler_row_bytes(hardware, engine) + hidden
     # The gate and up halves and their product are alive together.
     width = ceil(model.intermediate_size / engine.tensor) * (3 if model.gated_mlp else 2)
     layer = tokens * width * model.dtype_bytes + LIVE_HIDDEN_STATES * hidden
-    embeddings = hidden if model.vision_parameters else 0
     workspace = moe_workspace_bytes(model, engine)
-    return max(sampler, layer) + workspace + embeddings + INPUT_BUFFER_BYTES
+    buffers = INPUT_BUFFER_BYTES if engine.version >= NO_SORT_SINCE else 0
+    text = max(sampler, layer) + workspace + buffers
+    if not model.vision_parameters or not engine.vision:
+        return text
+    # The tower's output waits for the text model; the tower itself has run before.
+    items = max(tokens, model.vision_item_tokens) * model.hidden_size * model.dtype_bytes
+    return max(text, model.vision_profile_numbers * model.dtype_bytes) + items
+
+
+def sampler_row_bytes(hardware: HardwareSpec, engine: EngineMemory) -> int:
+    """Bytes of the sampler's dummy run for one token of the vocabulary, all sequences."""
+    seqs = engine.max_num_seqs
+    if sorts_the_vocabulary(engine):
+        return round(seqs * SORTING_BYTES_PER_LOGIT)
+    programs = min(seqs, hardware.multiprocessors) if engine.version >= NO_SORT_SINCE else 0
+    return seqs * SAMPLER_BYTES_PER_LOGIT + programs * SAMPLER_BUFFER_BYTES_PER_LOGIT
+
+
+def sorts_the_vocabulary(engine: EngineMemory) -> bool:
+    """Top-k and top-p sort every logit, in 38 bytes of each, and not in 14."""
+    if engine.v0:
+        return True
+    first, past = FLASHINFER_SEEN
+    return engine.version < NO_SORT_SINCE and not first <= engine.version < past
 
 
 def moe_workspace_bytes(model: ModelSpec, engine: EngineMemory) -> int:
@@ -243,20 +365,81 @@ def graph_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     """CUDA graphs: one for mixed steps at each capture size, one more for pure decode."""
     if engine.enforce_eager or hardware.kind != "gpu":
         return 0
-    sizes = capture_sizes(
-        engine.max_num_seqs, engine.max_num_batched_tokens, hardware.max_cudagraph_capture_size
-    )
-    graphs = len(sizes) + sum(size <= engine.max_num_seqs for size in sizes)
+    sizes = engine.cudagraph_capture_sizes
+    if sizes is None:
+        sizes = capture_sizes(
+            engine.max_num_seqs,
+            engine.max_num_batched_tokens,
+            hardware.max_cudagraph_capture_size,
+            engine.version,
+        )
+    graphs = graph_count(sizes, engine.max_num_seqs, engine.version)
     return graphs * ceil(model.num_layers / engine.pipeline) * GRAPH_BYTES_PER_LAYER
 
 
-def non_torch_bytes(hardware: HardwareSpec, parallel: Parallelism) -> int:
+def non_torch_bytes(hardware: HardwareSpec, engine: EngineMemory) -> int:
     """Loaded kernels, and communication buffers where there is any."""
+    return round(_non_torch_gib(hardware, engine)[0] * GIB)
+
+
+def _non_torch_gib(hardware: HardwareSpec, engine: EngineMemory) -> tuple[float, float]:
+    """(GiB, standard deviation) by engine, release, kind of device and split."""
     if hardware.kind != "gpu":
-        return 0
-    if parallel.tensor > 1:
-        return NON_TORCH_TENSOR_BYTES
-    return NON_TORCH_PIPELINE_BYTES if parallel.pipeline > 1 else NON_TORCH_BYTES
+        return 0.0, 0.0
+    era = "v0" if engine.v0 else _era(engine.version)
+    if engine.tensor > 1:
+        nvlink = hardware.link_bytes_per_s >= NVLINK_BYTES_PER_S
+        if era == "v1" and engine.version >= Version(0, 11):
+            era = "v1-0.11"
+        return NON_TORCH_TENSOR_GIB[era, nvlink]
+    if engine.pipeline > 1:
+        return NON_TORCH_PIPELINE_GIB
+    return NON_TORCH_GIB[era, hardware.compute_capability >= HOPPER]
+
+
+#: Slower links than NVLink's have no symmetric memory and no multicast buffers.
+NVLINK_BYTES_PER_S = 1e11
+
+#: What vLLM logs as non-torch memory, GiB: (typical, standard deviation), by era and by Hopper
+#: or later. Logs behind each: v0, A100 0.26, RTX 3090 0.20 and 0.35, V100 0.09, T4 0.05, H100
+#: 0.11; v1, H100 0.13 four times, B200 0.07, a 48 GB card 0.03; 0.19 on H100, 0.24 to 0.27 in
+#: 17; 0.19 on an A100 0.42; 0.22 on an L40S 0.80. Where one log stands behind a figure, or
+#: none (Hopper from 0.21), the deviation is wide.
+NON_TORCH_GIB = {
+    ("v0", False): (0.2, 0.12),
+    ("v0", True): (0.2, 0.12),
+    ("v1", False): (0.1, 0.05),
+    ("v1", True): (0.13, 0.05),
+    ("v1-0.19", False): (0.5, 0.15),
+    ("v1-0.19", True): (0.25, 0.03),
+    ("v1-0.21", False): (0.75, 0.2),
+    ("v1-0.21", True): (0.4, 0.2),
+}
+
+#: The same under tensor parallelism, by era and by NVLink: V0 0.5 to 3.6 in four logs; 0.10 and
+#: before 0.1 and 0.2; 0.11 0.54 and 0.55; 0.19 on H100 2.06 to 2.13 in six. Without NVLink from
+#: 0.19 on: no log that states it.
+NON_TORCH_TENSOR_GIB = {
+    ("v0", False): (0.6, 0.4),
+    ("v0", True): (2.0, 1.0),
+    ("v1", False): (0.2, 0.1),
+    ("v1", True): (0.15, 0.1),
+    ("v1-0.11", False): (0.5, 0.2),
+    ("v1-0.11", True): (0.55, 0.1),
+    ("v1-0.19", False): (0.8, 0.4),
+    ("v1-0.19", True): (2.09, 0.04),
+    ("v1-0.21", False): (1.0, 0.5),
+    ("v1-0.21", True): (2.1, 0.4),
+}
+
+#: Pipeline stages without tensor parallelism: 0.07 in two logs of 0.19 on H100.
+NON_TORCH_PIPELINE_GIB = (0.07, 0.05)
+
+
+def _era(version: Version) -> str:
+    if version >= Version(0, 21):
+        return "v1-0.21"
+    return "v1-0.19" if version >= Version(0, 19) else "v1"
 
 
 def free_at_start_bytes(hardware: HardwareSpec) -> int:
@@ -264,24 +447,36 @@ def free_at_start_bytes(hardware: HardwareSpec) -> int:
     return hardware.memory_bytes - (CONTEXT_BYTES if hardware.kind == "gpu" else 0)
 
 
-def one_request_bytes(model: ModelSpec, engine: EngineMemory) -> float:
-    """KV of one request of `max_model_len`, in whole blocks.
+def doubt_of(
+    model: ModelSpec,
+    hardware: HardwareSpec,
+    engine: EngineMemory,
+    weights: int,
+    activation: int,
+    graphs: int,
+) -> Doubt:
+    """How far each term may be off, one standard deviation.
 
-    A sliding layer holds its window and one step's new tokens, and a block more because the
-    window may begin inside one (vllm/v1/kv_cache_interface.py, `SlidingWindowSpec`).
+    From the spread of the logs around the terms (docs/memory.md): weights 0.3 %, 1 % where
+    they are quantised (padding and scales vary by kernel); activations 5 %, and half of the
+    two samplers' difference where either may have run; the graphs' estimate 30 %; a vision
+    tower's own profile run is not modelled. Other devices than those in the logs may show
+    memory that is 0.3 % off.
     """
-    longest = max_model_len(model, engine)
-    stage = 1 / engine.pipeline
-    per_layer = layer_kv_bytes_per_token(model, engine.kv_dtype_bytes, engine.tensor)
-
-    def layer_bytes(tokens: int, more_blocks: int = 0) -> float:
-        blocks = ceil(tokens / engine.block_size) + more_blocks
-        return blocks * engine.block_size * per_layer
-
-    full = ceil((model.attention_layers - model.sliding_layers) * stage)
-    window = min(longest, model.sliding_window - 1 + engine.max_num_batched_tokens)
-    sliding = ceil(model.sliding_layers * stage)
-    return full * layer_bytes(longest) + (sliding * layer_bytes(window, 1) if sliding else 0.0)
+    activation_doubt = [0.05 * activation, ROUNDING_BYTES]
+    first, past = FLASHINFER_BY_DEFAULT
+    if not engine.v0 and first <= engine.version < past:
+        per_logit = SORTING_BYTES_PER_LOGIT - SAMPLER_BYTES_PER_LOGIT
+        activation_doubt.append(0.5 * per_logit * engine.max_num_seqs * model.vocab_size)
+    if model.vision_parameters and engine.vision:
+        activation_doubt.append(0.2 * GIB)
+    return Doubt(
+        weights_bytes=(0.01 if model.quantization else 0.003) * weights,
+        activation_bytes=sqrt(sum(part**2 for part in activation_doubt)),
+        graph_bytes=0.3 * graphs if engine.deducts_graphs else 0.0,
+        other_bytes=_non_torch_gib(hardware, engine)[1] * GIB,
+        total_bytes=0.001 * engine.gpu_memory_utilization * hardware.memory_bytes,
+    )
 
 
 def _gib(size: float) -> str:

@@ -9,16 +9,25 @@ from typing import NamedTuple
 
 from servecast.costmodels.collectives import all_reduce_s, send_s
 from servecast.costmodels.efficiency import Efficiency
+from servecast.costmodels.kv_format import KvFormat
+from servecast.costmodels.kv_layout import (
+    full_layer_kv_bytes_per_token,
+    layer_kv_bytes_per_token,
+)
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.weights import (
     Matrix,
-    layer_kv_bytes_per_token,
+    kv_heads,
     layer_matrices,
     weight_bits,
 )
 
 #: Norms, rotary embedding and activation: small kernels of a layer beside GEMMs and attention.
 SMALL_KERNELS_PER_LAYER = 4
+
+#: Rate of the vector units as a part of the matrix peak: 19.5 of 312 Tflop/s on an A100, 67 of
+#: 989 on an H100 (datasheets). An assumption for other devices.
+VECTOR_SHARE = 1 / 16
 
 #: Bytes of a number of recurrent state (fp32 by default, `mamba_ssm_cache_dtype`).
 STATE_BYTES = 4
@@ -105,7 +114,8 @@ class Attention:
 
     Attributes
     ----------
-    full_layers, sliding_layers, window : how many of each, and the tokens the latter see
+    full_layers, sliding_layers, window : how many of each, and the tokens the latter see. Where
+        full layers have wider heads than sliding ones, they count for more
     pair_s, read_s : prefill: one pair computed, one KV token read, in one layer
     decode_pair_s, decode_read_s : decode: the same
     pair_flops, decode_pair_flops, token_bytes : the work behind them
@@ -113,7 +123,7 @@ class Attention:
     token_flops, token_s : recurrent state updated, once a token
     """
 
-    full_layers: int
+    full_layers: float
     sliding_layers: int
     window: int
     pair_s: float
@@ -133,26 +143,33 @@ def attention(
     model: ModelSpec,
     hardware: HardwareSpec,
     parallel: Parallelism,
-    kv_dtype_bytes: float,
+    kv: KvFormat,
     efficiency: Efficiency,
 ) -> Attention:
-    """Attention priced on one of the ranks. Scores and values are computed in 16 bit."""
+    """Attention priced on one of the ranks. Scores and values are computed in 16 bit.
+
+    A quantised cache is read in its own bytes, and every number is turned into 16 bits by the
+    vector units while the next are read: the longer of the two counts.
+    """
     peak, bandwidth = hardware.peak_flops_per_s(), hardware.memory_bandwidth_bytes_per_s
     pair_flops, decode_pair_flops = pair_flops_of(model, parallel.tensor)
-    token_bytes = layer_kv_bytes_per_token(model, kv_dtype_bytes, parallel.tensor)
+    token_bytes = layer_kv_bytes_per_token(model, kv, parallel.tensor)
     decode_bandwidth = bandwidth * efficiency.attention_decode_bandwidth
+    unpack_s = kv_numbers(model, parallel.tensor) * kv.unpack / (peak * VECTOR_SHARE)
+    full = model.attention_layers - model.sliding_layers
+    wider = full_layer_kv_bytes_per_token(model, kv, parallel.tensor) / token_bytes
     linear = model.linear
     state = linear.layers * linear.state_elements / parallel.tensor if linear else 0.0
     # A read and a write of the state a sequence; a multiply-add to update and one to query it.
     sequence_bytes, token_flops = 2 * STATE_BYTES * state, 4 * state
     return Attention(
-        full_layers=model.attention_layers - model.sliding_layers,
+        full_layers=full * wider,
         sliding_layers=model.sliding_layers,
         window=model.sliding_window,
         pair_s=pair_flops / (peak * efficiency.attention_prefill_flops),
-        read_s=token_bytes / (bandwidth * efficiency.attention_prefill_bandwidth),
+        read_s=max(token_bytes / (bandwidth * efficiency.attention_prefill_bandwidth), unpack_s),
         decode_pair_s=decode_pair_flops / (peak * efficiency.attention_decode_flops),
-        decode_read_s=token_bytes / decode_bandwidth,
+        decode_read_s=max(token_bytes / decode_bandwidth, unpack_s),
         pair_flops=pair_flops,
         decode_pair_flops=decode_pair_flops,
         token_bytes=token_bytes,
@@ -161,6 +178,13 @@ def attention(
         token_flops=token_flops,
         token_s=token_flops / (peak * efficiency.attention_prefill_flops),
     )
+
+
+def kv_numbers(model: ModelSpec, tensor: int) -> int:
+    """Numbers of KV that a token has in one layer on one rank."""
+    if model.mla is not None:
+        return model.mla.latent_dim
+    return 2 * kv_heads(model, tensor) * model.head_dim
 
 
 def pair_flops_of(model: ModelSpec, tensor: int) -> tuple[float, float]:

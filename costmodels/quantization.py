@@ -14,6 +14,7 @@ USUAL: dict[str, Quantization] = {
     "fp8": Quantization("fp8", 8.0, "fp8"),
     "awq": Quantization("awq", 4 + (16 + 4) / 128, "16bit"),
     "gptq": Quantization("gptq", 4 + (16 + 4) / 128, "16bit"),
+    "gptq-int8": Quantization("gptq", 8 + 16 / 128, "16bit"),
     "bitsandbytes": Quantization("bitsandbytes", 4.127, "16bit"),
     "compressed-tensors": Quantization("compressed-tensors", 8.0, "int8"),
     "mxfp4": Quantization("mxfp4", 4 + 8 / 32, "16bit", frozenset({"attention"})),

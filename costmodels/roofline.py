@@ -12,6 +12,7 @@ import numpy.typing as npt
 from servecast.costmodels.collectives import all_gather_s
 from servecast.costmodels.efficiency import GENERIC, Efficiency
 from servecast.costmodels.graphs import padded_tokens
+from servecast.costmodels.kv_format import BFLOAT16, KvFormat
 from servecast.costmodels.operators import (
     attention,
     communication_s,
@@ -46,7 +47,7 @@ class Roofline:
         model: ModelSpec,
         hardware: HardwareSpec,
         parallel: Parallelism = ONE_DEVICE,
-        kv_dtype_bytes: float = 2.0,
+        kv: KvFormat = BFLOAT16,
         efficiency: Efficiency = GENERIC,
         host_s: float = 0.0,
         async_scheduling: bool = True,
@@ -66,7 +67,7 @@ class Roofline:
         self.model, self.hardware, self.parallel = model, hardware, parallel
         self.efficiency = efficiency
         self._sizes = cuda_graph_sizes
-        self._attention = attention(model, hardware, parallel, kv_dtype_bytes, efficiency)
+        self._attention = attention(model, hardware, parallel, kv, efficiency)
         self._matrices = [
             (matrix.group in MOE_GROUPS, gemm(model, matrix, hardware, efficiency))
             for matrix in layer_matrices(model, parallel.tensor)

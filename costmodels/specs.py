@@ -61,13 +61,24 @@ class LinearMixer:
     layers : how many
     projection_dim : outputs of the layer's input projections together
     value_dim : inputs of its output projection
-    state_elements : numbers that one sequence holds in one layer, whatever its length
+    recurrent_elements : numbers of the recurrent state that one sequence holds in one layer
+    conv_dim, conv_kernel : channels of the short convolution before it, and its width: a
+        sequence holds the last `conv_kernel - 1` inputs
+    state_dtype : of the recurrent state; "auto" is the model's own
     """
 
     layers: int
     projection_dim: int
     value_dim: int
-    state_elements: int
+    recurrent_elements: int
+    conv_dim: int
+    conv_kernel: int = 4
+    state_dtype: str = "auto"
+
+    @property
+    def state_elements(self) -> int:
+        """Numbers that one sequence holds in one layer, whatever its length."""
+        return self.recurrent_elements + self.conv_dim * (self.conv_kernel - 1)
 
 
 @dataclass(frozen=True)
@@ -99,11 +110,18 @@ class ModelSpec:
     Attributes
     ----------
     attention_layers : layers that hold KV; `sliding_layers` of them see `sliding_window` tokens
+    chunked_attention : the window is a chunk that begins anew (Llama 4)
+    full_head_dim, full_key_value_heads : of the full-attention layers where they differ from the
+        sliding ones' (Gemma 4); 0 where they do not
+    values_are_keys : full-attention layers have no value projection (Gemma 4); values are cached
     dense_layers : layers with a plain MLP of `intermediate_size`
     gated_mlp : three matrices (SwiGLU and kin) or two
     gated_attention : the query projection is doubled by an output gate (Qwen3.5)
     learned_positions : rows of a position table beside the embeddings (OPT)
-    vision_parameters : an estimate, from the sizes in vision_config
+    rope_table_numbers : of the cos and sin tables, made when the model is loaded
+    vision_parameters : weights of the vision tower and its projector
+    vision_item_tokens, vision_profile_numbers : of the largest item that it takes: text tokens,
+        and numbers alive while the tower runs on it; 0 where the item is small
     kv_cache_dtype : what "auto" means for this checkpoint, "auto" being the model's own dtype
     """
 
@@ -124,8 +142,15 @@ class ModelSpec:
     gated_attention: bool = False
     sliding_window: int = 0
     sliding_layers: int = 0
+    chunked_attention: bool = False
+    full_head_dim: int = 0
+    full_key_value_heads: int = 0
+    values_are_keys: bool = False
     learned_positions: int = 0
+    rope_table_numbers: int = 0
     vision_parameters: int = 0
+    vision_item_tokens: int = 0
+    vision_profile_numbers: int = 0
     moe: Moe | None = None
     mla: Mla | None = None
     linear: LinearMixer | None = None
@@ -149,6 +174,7 @@ class HardwareSpec:
     link_bytes_per_s : to the other devices of the node, one direction
     host_link_bytes_per_s : to host memory, one direction
     multiprocessors : SMs or compute units; 0 where the term has no meaning
+    compute_capability : NVIDIA's number of the architecture, such as 8.9; 0 elsewhere
     block_size_multiple : KV blocks that the attention backend takes: every multiple of this
     max_cudagraph_capture_size : vLLM's default ceiling, in tokens
     source : where the facts are from
@@ -170,6 +196,7 @@ class HardwareSpec:
     power_w: float | None = None
     price_per_hour: float | None = None
     multiprocessors: int = 0
+    compute_capability: float = 0.0
     block_size_multiple: int = 16
     default_block_size: int = 16
     max_cudagraph_capture_size: int = 512

@@ -1,4 +1,4 @@
-"""Counting: the matrices of a model, its parameters, its weight bytes, its KV bytes.
+"""Counting: the matrices of a model, its parameters, its weight bytes.
 
 Norms, biases and other vectors are left out: less than 0.1 % of any model in the catalogue.
 """
@@ -96,13 +96,26 @@ def kv_heads(model: ModelSpec, tensor: int = 1) -> int:
 
 
 def _attention(model: ModelSpec, tensor: int) -> list[Matrix]:
-    layers, head_dim = model.attention_layers, model.head_dim
+    """Query, key and value in one matrix, and output, for layers of each geometry."""
     heads = model.num_attention_heads // tensor
     queries = heads * (2 if model.gated_attention else 1)
-    outputs = (queries + 2 * kv_heads(model, tensor)) * head_dim
+
+    def matrices(layers: int, head_dim: int, projected: int) -> list[Matrix]:
+        outputs = (queries + projected) * head_dim
+        return [
+            Matrix("qkv_proj", outputs, model.hidden_size, layers, "attention"),
+            Matrix("o_proj", model.hidden_size, heads * head_dim, layers, "attention"),
+        ]
+
+    alike = 2 * kv_heads(model, tensor)
+    if not model.full_head_dim:
+        return matrices(model.attention_layers, model.head_dim, alike)
+    full = max(1, (model.full_key_value_heads or model.num_key_value_heads) // tensor)
+    full_layers = model.attention_layers - model.sliding_layers
+    projected = full * (1 if model.values_are_keys else 2)
     return [
-        Matrix("qkv_proj", outputs, model.hidden_size, layers, "attention"),
-        Matrix("o_proj", model.hidden_size, heads * head_dim, layers, "attention"),
+        *matrices(model.sliding_layers, model.head_dim, alike),
+        *matrices(full_layers, model.full_head_dim, projected),
     ]
 
 
@@ -194,8 +207,10 @@ def weight_bits(model: ModelSpec, group: str) -> float:
     return quantization.weight_bits
 
 
-def weight_bytes(model: ModelSpec, parallel: Parallelism = ONE_DEVICE) -> int:
-    """Bytes of weights on the fullest device.
+def weight_bytes(
+    model: ModelSpec, parallel: Parallelism = ONE_DEVICE, *, vision: bool = True
+) -> int:
+    """Bytes of weights on the fullest device, the vision tower's among them if `vision`.
 
     Of a pipeline that is a stage with an embedding or a head, and one layer more than others
     where stages do not divide the layers.
@@ -209,57 +224,5 @@ def weight_bytes(model: ModelSpec, parallel: Parallelism = ONE_DEVICE) -> int:
     tables = 1 if model.tie_word_embeddings or parallel.pipeline > 1 else 2
     rows = padded_vocab(model, parallel.tensor) * tables + model.learned_positions
     table_bytes = rows * model.hidden_size * model.dtype_bytes
-    vision_bytes = model.vision_parameters * model.dtype_bytes / parallel.tensor
-    return round(stage * layer_bits / 8 + table_bytes + vision_bytes)
-
-
-def layer_kv_bytes_per_token(model: ModelSpec, kv_dtype_bytes: float, tensor: int = 1) -> float:
-    """KV bytes that a token takes in one attention layer on one rank.
-
-    2 (K and V) x KV heads x head_dim, or one MLA latent (DeepSeek-V2, arXiv 2405.04434, table 1).
-    """
-    if model.mla is None:
-        return 2 * kv_heads(model, tensor) * model.head_dim * kv_dtype_bytes
-    mla = model.mla
-    index = mla.index_head_dim + INDEX_SCALE_BYTES if mla.index_heads else 0
-    return mla.latent_dim * kv_dtype_bytes + index
-
-
-def kv_bytes_per_token(
-    model: ModelSpec, kv_dtype_bytes: float = 2.0, parallel: Parallelism = ONE_DEVICE
-) -> float:
-    """KV bytes of a token in all layers of the fullest stage, on one device.
-
-    A sliding layer counts in full: its blocks are freed when the window has passed them.
-    Linear mixers hold none.
-    """
-    layers = ceil(model.attention_layers / parallel.pipeline)
-    return layers * layer_kv_bytes_per_token(model, kv_dtype_bytes, parallel.tensor)
-
-
-def kv_dtype_bytes(model: ModelSpec, kv_cache_dtype: str = "auto") -> float:
-    """Bytes of one number in the KV cache for vLLM's `--kv-cache-dtype`.
-
-    Raises InputError for a name that is not known.
-    """
-    name = model.kv_cache_dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    if name == "auto":
-        return float(model.dtype_bytes)
-    for known, size in KV_DTYPE_BYTES.items():
-        if name.startswith(known):
-            return size
-    raise InputError(
-        f"kv_cache_dtype: {kv_cache_dtype!r} is not known; one of auto, {', '.join(KV_DTYPE_BYTES)}"
-    )
-
-
-#: By beginning of the name: "fp8_e4m3" and "int8_per_token_head" are 8-bit too. Scales a head
-#: and token are left out.
-KV_DTYPE_BYTES = {
-    "bfloat16": 2.0,
-    "float16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "nvfp4": 0.5625,
-    "int4": 0.5,
-}
+    tower = model.vision_parameters * model.dtype_bytes / parallel.tensor if vision else 0.0
+    return round(stage * layer_bits / 8 + table_bytes + tower)

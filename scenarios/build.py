@@ -1,6 +1,7 @@
 """From a scenario to the parts that simulate it: vLLM's defaults filled in, memory planned."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,20 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.catalogue import GIB, load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.graphs import capture_sizes
+from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
-from servecast.costmodels.weights import kv_dtype_bytes
+from servecast.costmodels.versions import (
+    LATEST,
+    V1_SINCE,
+    batch_defaults,
+    default_gpu_memory_utilization,
+    parse_version,
+)
+from servecast.scenarios.bootlog import read_boot_log
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
 from servecast.sim.control import ControlSettings
@@ -21,13 +30,32 @@ from servecast.sim.plan import SchedulerLimits
 from servecast.sim.request import RequestTable
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
-#: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults),
-#: by kind of device and, for GPUs, by memory.
-LARGE_GPU = (16_384, 1024)
-H100_CLASS = (8192, 1024)
-OTHER_GPU = (2048, 256)
+#: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults)
+#: where there is no GPU; `versions.batch_defaults` has those.
 CPU = (2048, 128)
+OTHER = (2048, 256)
 TPU = {"tpu-v5e": (512, 256), "tpu-v6e": (1024, 256)}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is served, on what and how, before anything is planned.
+
+    Attributes
+    ----------
+    model : as `dtype` and `quantization` serve it
+    engine : every flag with its value, defaults resolved
+    """
+
+    model: ModelSpec
+    hardware: HardwareSpec
+    parallel: Parallelism
+    engine: dict[str, Any]
+    memory: EngineMemory
+
+    def plan(self) -> MemoryPlan:
+        """The predicted start-up, whether it succeeds or not."""
+        return plan_memory(self.model, self.hardware, self.memory)
 
 
 @dataclass(frozen=True)
@@ -88,29 +116,102 @@ def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
     does not fit (by how much), a split or a block size it does not support, flags that
     contradict each other.
     """
-    scenario = loaded.scenario
     try:
-        hardware = load_hardware(beside(scenario.hardware, loaded.path))
-        model = load_model(beside(scenario.model, loaded.path))
-        engine = resolve(scenario.engine, model, hardware)
-        return _assemble(model, hardware, engine, profile)
+        setup = _set_up(loaded)
+        return _assemble(setup, _pool(setup, loaded.path), profile)
     except InputError as error:
         where = str(loaded.path)
         raise error if str(error).startswith(where) else InputError(f"{where}: {error}") from None
 
 
+def set_up(loaded: LoadedScenario) -> Setup:
+    """Resolve without planning: what `servecast kv` predicts from, even where it cannot start.
+
+    Raises InputError as `build` does, but for a model that does not fit.
+    """
+    try:
+        return _set_up(loaded)
+    except InputError as error:
+        where = str(loaded.path)
+        raise error if str(error).startswith(where) else InputError(f"{where}: {error}") from None
+
+
+def _set_up(loaded: LoadedScenario) -> Setup:
+    scenario = loaded.scenario
+    hardware = load_hardware(beside(scenario.hardware, loaded.path))
+    model = load_model(beside(scenario.model, loaded.path))
+    engine = resolve(scenario.engine, model, hardware)
+    if engine["dtype"] != "auto":
+        model = replace(model, dtype=engine["dtype"])
+    if engine["quantization"] is not None:
+        model = with_quantization(model, engine["quantization"])
+    parallel = Parallelism(engine["tensor_parallel_size"], engine["pipeline_parallel_size"])
+    version = parse_version(engine["vllm_version"])
+    sizes = engine["cudagraph_capture_sizes"]
+    memory = EngineMemory(
+        gpu_memory_utilization=engine["gpu_memory_utilization"],
+        block_size=engine["block_size"],
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine["max_model_len"],
+        kv=kv_format(model, engine["kv_cache_dtype"]),
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        enforce_eager=engine["enforce_eager"],
+        num_gpu_blocks_override=engine["num_gpu_blocks_override"],
+        kv_cache_memory_bytes=engine["kv_cache_memory_bytes"],
+        cpu_offload_gb=engine["cpu_offload_gb"],
+        enable_prefix_caching=engine["enable_prefix_caching"],
+        async_scheduling=engine["async_scheduling"],
+        cudagraph_capture_sizes=tuple(sizes) if sizes is not None else None,
+        vision=not engine["language_model_only"],
+        version=version,
+        v0=version < V1_SINCE,
+    )
+    return Setup(model, hardware, parallel, engine, memory)
+
+
+def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
+    """The start-up that is simulated: predicted, or as `boot_log` has it."""
+    log = setup.engine["boot_log"]
+    if log is None:
+        return setup.plan()
+    found = read_boot_log(scenario.parent / log)
+    blocks = found.pool_blocks(setup.memory, setup.plan().layout)
+    return plan_memory(
+        setup.model, setup.hardware, replace(setup.memory, num_gpu_blocks_override=blocks)
+    )
+
+
 def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str, Any]:
-    """All engine flags, with the defaults of `vllm serve` 0.32 on this hardware."""
+    """All engine flags, with the defaults of `vllm serve` on this hardware.
+
+    Those of release `vllm_version`, where memory and batch sizes are concerned; scheduling is
+    0.32's.
+    """
+    version = parse_version(flags.vllm_version) if flags.vllm_version else LATEST
     world = (flags.tensor_parallel_size or 1) * (flags.pipeline_parallel_size or 1)
-    tokens, seqs = _batch_defaults(hardware, world)
+    longest = flags.max_model_len or model.max_position_embeddings
+    if hardware.kind == "gpu":
+        tokens, seqs = batch_defaults(version, hardware.memory_bytes, hardware.name, longest)
+    else:
+        tokens, seqs = _batch_defaults(hardware, world)
     chosen = {key: value for key, value in flags.model_dump().items() if value is not None}
-    engine = {
+    engine: dict[str, Any] = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,
         "block_size": hardware.default_block_size,
-        "gpu_memory_utilization": EngineMemory.gpu_memory_utilization,
+        "vllm_version": str(version),
+        "gpu_memory_utilization": default_gpu_memory_utilization(version),
         "max_model_len": model.max_position_embeddings,
         "num_gpu_blocks_override": None,
+        "kv_cache_memory_bytes": None,
+        "boot_log": None,
+        "cpu_offload_gb": 0.0,
+        "cudagraph_capture_sizes": None,
+        "language_model_only": False,
+        "kv": "paged",
+        "kv_reserve": 1.0,
         "enable_prefix_caching": model.linear is None,
         "enable_chunked_prefill": True,
         "long_prefill_token_threshold": 0,
@@ -138,6 +239,12 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
             engine[key] = False
     if engine["batching"] != "continuous":
         engine["enable_chunked_prefill"] = False
+    if engine["kv"] == "contiguous":
+        if flags.enable_prefix_caching:
+            raise InputError("engine.enable_prefix_caching: true does not go with kv: contiguous")
+        engine["enable_prefix_caching"] = False
+    elif flags.kv_reserve is not None:
+        raise InputError("engine.kv_reserve: has a meaning with kv: contiguous alone")
     if flags.max_num_batched_tokens is None:
         if not engine["enable_chunked_prefill"] and engine["batching"] == "continuous":
             tokens = max(engine["max_model_len"], tokens)
@@ -152,13 +259,7 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
 def _batch_defaults(hardware: HardwareSpec, world: int) -> tuple[int, int]:
     if hardware.kind == "cpu":
         return CPU[0] * world, CPU[1] * world
-    if hardware.name in TPU:
-        return TPU[hardware.name]
-    if hardware.memory_bytes >= 160 * GIB:
-        return LARGE_GPU
-    if hardware.memory_bytes >= 70 * GIB and not hardware.name.startswith("a100"):
-        return H100_CLASS
-    return OTHER_GPU
+    return TPU.get(hardware.name, OTHER)
 
 
 def _check(engine: dict[str, Any], model: ModelSpec) -> None:
@@ -179,42 +280,19 @@ def _check(engine: dict[str, Any], model: ModelSpec) -> None:
         )
 
 
-def _assemble(
-    model: ModelSpec, hardware: HardwareSpec, engine: dict[str, Any], profile: Profile
-) -> Deployment:
-    if engine["dtype"] != "auto":
-        model = replace(model, dtype=engine["dtype"])
-    if engine["quantization"] is not None:
-        model = with_quantization(model, engine["quantization"])
-    parallel = Parallelism(engine["tensor_parallel_size"], engine["pipeline_parallel_size"])
-    kv_bytes = kv_dtype_bytes(model, engine["kv_cache_dtype"])
-    memory = plan_memory(
-        model,
-        hardware,
-        EngineMemory(
-            gpu_memory_utilization=engine["gpu_memory_utilization"],
-            block_size=engine["block_size"],
-            max_num_seqs=engine["max_num_seqs"],
-            max_num_batched_tokens=engine["max_num_batched_tokens"],
-            max_model_len=engine["max_model_len"],
-            kv_dtype_bytes=kv_bytes,
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-            enforce_eager=engine["enforce_eager"],
-            num_gpu_blocks_override=engine["num_gpu_blocks_override"],
-        ),
-    )
+def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
+    model, hardware, parallel, engine = setup.model, setup.hardware, setup.parallel, setup.engine
     if not memory.fits:
         raise InputError(f"{model.name} on {parallel.devices} x {hardware.name} {memory.explain()}")
-    sizes = (
-        ()
-        if engine["enforce_eager"]
-        else capture_sizes(
+    sizes = setup.memory.cudagraph_capture_sizes
+    if sizes is None:
+        sizes = capture_sizes(
             engine["max_num_seqs"],
             engine["max_num_batched_tokens"],
             hardware.max_cudagraph_capture_size,
+            setup.memory.version,
         )
-    )
+    sizes = () if engine["enforce_eager"] else sizes
     efficiency = profile.efficiency
     if hardware.kind != "gpu":
         # Launching kernels one by one is what graphs save on a GPU; elsewhere there are none.
@@ -223,7 +301,7 @@ def _assemble(
         model=model,
         hardware=hardware,
         parallel=parallel,
-        kv_dtype_bytes=kv_bytes,
+        kv=setup.memory.kv,
         efficiency=efficiency,
         host_s=profile.host_step_s,
         async_scheduling=engine["async_scheduling"],
@@ -233,11 +311,14 @@ def _assemble(
     if engine["batching"] == "continuous_unchunked":
         budget = engine["max_num_seqs"] * engine["max_model_len"]
     swap = engine["preemption_mode"] == "swap"
+    block_size, blocks = memory.block_size, memory.blocks
+    if engine["kv"] == "contiguous":
+        block_size, blocks = contiguous(memory, engine["kv_reserve"])
     limits = SchedulerLimits(
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=budget,
-        block_size=engine["block_size"],
-        num_gpu_blocks=memory.blocks,
+        block_size=block_size,
+        num_gpu_blocks=blocks,
         max_model_len=engine["max_model_len"],
         enable_chunked_prefill=engine["enable_chunked_prefill"],
         enable_prefix_caching=engine["enable_prefix_caching"],
@@ -249,6 +330,24 @@ def _assemble(
         swap_blocks=int(engine["swap_space"] * GIB // memory.block_bytes) if swap else 0,
     )
     return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
+
+
+def contiguous(memory: MemoryPlan, reserve: float) -> tuple[int, int]:
+    """Tokens of a sequence's one allocation, and how many the pool holds with the null block's.
+
+    As engines did before paging: each sequence gets `reserve` of max_model_len in one piece
+    when it is admitted, and another such piece if it outgrows it.
+
+    Raises InputError where the pool holds none.
+    """
+    piece = max(1, ceil(reserve * memory.max_model_len))
+    pieces = memory.usable_blocks * memory.block_size // piece
+    if pieces < ceil(memory.max_model_len / piece):
+        raise InputError(
+            f"engine.kv: contiguous: the pool of {memory.tokens:,} tokens does not hold one "
+            f"sequence of {memory.max_model_len:,}"
+        )
+    return piece, pieces + 1
 
 
 #: How the name of a model or device ends that is a file and not in the catalogue.
@@ -263,5 +362,4 @@ def beside(name: str, scenario: Path) -> str:
 def memory_summary(memory: MemoryPlan) -> dict[str, int]:
     """The memory block of `summary.json`."""
     wanted = ("weights", "activation", "graph", "other", "kv", "total")
-    plan = asdict(memory)
-    return {f"{name}_bytes": plan[f"{name}_bytes"] for name in wanted}
+    return {f"{name}_bytes": getattr(memory, f"{name}_bytes") for name in wanted}

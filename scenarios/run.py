@@ -113,7 +113,7 @@ def run_facts(
         model=deployment.model.name,
         hardware=hardware.name,
         devices=deployment.parallel.devices * scenario.replicas,
-        block_size=memory.block_size,
+        block_size=deployment.limits.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         memory=memory_summary(memory),
         peak_flops_per_s=hardware.peak_flops_per_s(

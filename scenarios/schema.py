@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kv_format import AUTO, named_format
+from servecast.costmodels.versions import parse_version
 from servecast.scenarios.slas import CLAUSE_NAMES, describe, parse_clause
 
 #: Ten years: beyond it nanoseconds would come near the range of int64.
@@ -27,6 +30,27 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=MAX_SECONDS, allow_inf_na
 Pause = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def _known_format(name: str) -> str:
+    """A KV format that has a meaning; its error is a ValueError for pydantic to place."""
+    if name != AUTO:
+        try:
+            named_format(name)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+    return name
+
+
+def _known_version(text: str) -> str:
+    try:
+        return str(parse_version(text))
+    except InputError as error:
+        raise ValueError(str(error).removeprefix("vllm_version: ")) from None
+
+
+KvDtype = Annotated[Name, AfterValidator(_known_format)]
+VllmVersion = Annotated[Name, AfterValidator(_known_version)]
 
 
 def _fault(key: str, message: str) -> PydanticCustomError:
@@ -89,8 +113,43 @@ class Engine(Model):
         default=None,
         description="Order of the waiting queue: first come first served, or priority.",
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16"] | None = (
-        Field(default=None, description="Number format of the KV cache.")
+    kv_cache_dtype: KvDtype | None = Field(
+        default=None,
+        description="Number format of the KV cache: vLLM's names, or int8, int4, int3 or int2 with "
+        "the numbers that share a scale (int4_g64), kivi2, kivi4, kvquant3, kvquant4, for which "
+        "vLLM has no kernel.",
+    )
+    kv_cache_memory_bytes: Annotated[int, Field(strict=True, ge=1, le=2**60)] | None = Field(
+        default=None,
+        description="KV memory of one device in bytes, in place of what the profile would leave.",
+    )
+    kv: Literal["paged", "contiguous"] | None = Field(
+        default=None,
+        description="paged: blocks as they fill; contiguous: a piece of memory for each sequence "
+        "when it is admitted, as before paging.",
+    )
+    kv_reserve: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None,
+        description="Share of max_model_len that a contiguous piece holds; 1 when left out.",
+    )
+    boot_log: Name | None = Field(
+        default=None,
+        description="Start-up log of the real engine, beside the scenario: its KV pool is taken "
+        "for the prediction.",
+    )
+    cpu_offload_gb: Annotated[float, Field(strict=True, ge=0, le=1e6)] | None = Field(
+        default=None, description="Weights kept in host memory, GiB a device (memory only)."
+    )
+    cudagraph_capture_sizes: tuple[Tokens, ...] | None = Field(
+        default=None, description="Batch sizes that get a CUDA graph, ascending."
+    )
+    language_model_only: Flag | None = Field(
+        default=None, description="Leave a multimodal model's vision tower unloaded."
+    )
+    vllm_version: VllmVersion | None = Field(
+        default=None,
+        description="Release whose start-up memory and default batch sizes hold, such as 0.19.0; "
+        "scheduling is that of 0.32.",
     )
     quantization: Name | None = Field(
         default=None, description="Weight quantisation method, such as fp8, awq, gptq or mxfp4."

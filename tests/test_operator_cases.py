@@ -124,8 +124,11 @@ def test_devices_are_read(words: Any, text: str, name: str | None) -> None:
 
 def test_models_are_read_and_stand_ins_said(words: Any) -> None:
     assert words.model_of("Qwen/Qwen3-14B-FP8") == ("Qwen/Qwen3-14B", False)
-    assert words.model_of("Qwen3-VL-235B bf16") == ("Qwen/Qwen3-235B-A22B", True)
-    assert words.model_of("Nemotron Nano 30B (3B active) FP8") == ("Qwen/Qwen3-30B-A3B", True)
+    assert words.model_of("Qwen3-VL-235B bf16") == ("Qwen/Qwen3-VL-235B-A22B-Instruct", True)
+    assert words.model_of("Nemotron Nano 30B (3B active) FP8") == (
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        True,
+    )
     assert words.model_of("zai-org/GLM-5.2") is None
 
 

@@ -17,13 +17,13 @@ from servecast.costmodels.catalogue import (
 )
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.hf_config import model_from_config
+from servecast.costmodels.kv_format import BFLOAT16, kv_format
+from servecast.costmodels.kv_layout import kv_bytes_per_token
 from servecast.costmodels.quantization import parse_quantization, with_quantization
 from servecast.costmodels.specs import ModelSpec, Parallelism
 from servecast.costmodels.weights import (
     active_parameters,
     embedding_parameters,
-    kv_bytes_per_token,
-    kv_dtype_bytes,
     layer_matrices,
     parameters,
     weight_bytes,
@@ -128,29 +128,33 @@ def test_every_bundled_name_loads() -> None:
     ],
 )
 def test_kv_bytes_per_token(name: str, size: int) -> None:
-    assert kv_bytes_per_token(load_model(name)) == size
+    assert kv_bytes_per_token(load_model(name), BFLOAT16) == size
 
 
 @needs_configs
 def test_linear_layers_hold_no_kv() -> None:
-    assert kv_bytes_per_token(shared_model("Qwen3.5-27B")) == 16 * 2 * 4 * 256 * 2
-    assert kv_bytes_per_token(shared_model("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")) == 6 * 1024
+    qwen, nemotron = (
+        shared_model(name) for name in ("Qwen3.5-27B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    )
+    assert kv_bytes_per_token(qwen, BFLOAT16) == 16 * 2 * 4 * 256 * 2
+    assert kv_bytes_per_token(nemotron, BFLOAT16) == 6 * 1024
 
 
 @needs_configs
 def test_kv_type_of_the_checkpoint_holds_for_auto() -> None:
     model = shared_model("Llama-3.1-70B-Instruct-FP8")
     assert model.quantization is not None and model.quantization.compute == "fp8"
-    assert kv_dtype_bytes(model) == 1
-    assert kv_dtype_bytes(model, "bfloat16") == 2
+    assert kv_format(model).name == "fp8"
+    assert kv_format(model, "bfloat16").bits == 16
     with pytest.raises(InputError, match=r"kv_cache_dtype: 'fp7'"):
-        kv_dtype_bytes(model, "fp7")
+        kv_format(model, "fp7")
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["Llama-3.1-70B", "Qwen3-30B-A3B"]))
 def test_kv_splits_over_ranks_until_heads_run_out(tensor: int, name: str) -> None:
     model = load_model(name)
-    whole, split = kv_bytes_per_token(model), kv_bytes_per_token(model, 2, Parallelism(tensor))
+    whole = kv_bytes_per_token(model, BFLOAT16)
+    split = kv_bytes_per_token(model, BFLOAT16, tensor)
     heads = model.num_key_value_heads
     assert split == whole / min(tensor, heads)
 
@@ -308,11 +312,51 @@ def test_own_hardware(tmp_path: Path) -> None:
             load_hardware(str(path))
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("A100 80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+    ],
+)
+def test_devices_go_by_the_names_that_drivers_print(written: str, name: str) -> None:
+    assert load_hardware(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "base", "method"),
+    [
+        ("RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic", "Llama-3.3-70B-Instruct", "fp8"),
+        (
+            "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8",
+            "Llama-3.1-8B",
+            "compressed-tensors",
+        ),
+        ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", "Mistral-7B-Instruct-v0.2", "gptq"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen2.5-7B-Instruct", "awq"),
+        ("nvidia/Qwen3-30B-A3B-NVFP4", "Qwen3-30B-A3B", "nvfp4"),
+        ("/models/Qwen3-8B", "Qwen3-8B", None),
+    ],
+)
+def test_checkpoints_of_bundled_models_are_found(
+    checkpoint: str, base: str, method: str | None
+) -> None:
+    found, model = load_model(checkpoint), load_model(base)
+    assert found.hidden_size == model.hidden_size
+    assert (found.quantization.method if found.quantization else None) == method
+
+
 def test_unknown_names_come_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'llama3\.1-8' .*Llama-3\.1-8B"):
         load_model("llama3.1-8")
-    with pytest.raises(InputError, match=r"'h100' .* h100-sxm"):
-        load_hardware("h100")
+    with pytest.raises(InputError, match=r"'h1000' .* h100-sxm"):
+        load_hardware("h1000")
     with pytest.raises(InputError, match=r"nowhere/config\.json: No such file"):
         load_model("nowhere/config.json")
     with pytest.raises(InputError, match="quantization: 'fp7'"):

@@ -1,0 +1,81 @@
+"""What changed from version to version of vLLM, where start-up memory depends on it.
+
+A release is placed by its number; what a deployment does not say is taken as `LATEST`. Each
+rule names the release at which vLLM's code changed and how we know.
+"""
+
+import re
+from typing import NamedTuple
+
+from servecast.costmodels.errors import InputError
+
+
+class Version(NamedTuple):
+    """A release of vLLM."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+LATEST = Version(0, 32)
+
+#: The oldest release whose start-up is described.
+OLDEST = Version(0, 6)
+
+
+def parse_version(text: str) -> Version:
+    """A version out of `0.19.0`, `v0.8.5.post1`, `0.20.1rc1.dev16` or `~0.22 nightly`.
+
+    Raises InputError where there is none, or one before 0.6.
+    """
+    found = re.search(r"(?<![\d.])v?(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?", text)
+    if found is None:
+        raise InputError(f"vllm_version: {text!r}: expected a release such as {LATEST}")
+    version = Version(int(found[1]), int(found[2]), int(found[3] or 0))
+    if version < OLDEST:
+        raise InputError(f"vllm_version: {text!r}: known from {OLDEST} on")
+    return version
+
+
+#: gpu_memory_utilization went from 0.9 to 0.92, and the estimate of CUDA graphs came off the KV
+#: pool by default, in this release (config/cache.py and envs.py of 0.19.0 and 0.20.0; the log
+#: says "since v0.21.0").
+GRAPHS_DEDUCTED_SINCE = Version(0, 20)
+
+#: V1 is the default engine from 0.8; before, V0.
+V1_SINCE = Version(0, 8)
+
+
+def default_gpu_memory_utilization(version: Version = LATEST) -> float:
+    """vLLM's default."""
+    return 0.92 if version >= GRAPHS_DEDUCTED_SINCE else 0.9
+
+
+def batch_defaults(
+    version: Version, memory_bytes: int, device: str, max_model_len: int
+) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of `vllm serve` on a GPU, chunked prefill on.
+
+    From engine/arg_utils.py of the releases (0.6.0 to 0.32.0). `device` is the catalogue's
+    name: some releases went by it. V0 computed prompts whole up to 32K, in one step of
+    `max_model_len` tokens.
+    """
+    gib = memory_bytes / 2**30
+    large = device.startswith(("h100", "h200"))
+    if version < V1_SINCE:
+        if max_model_len > 32_768:
+            return (2048 if version >= Version(0, 6, 5) else 512), 256
+        return max(max_model_len, 2048), 256
+    if version < Version(0, 8, 4):
+        return (8192 if large else 2048), 1024
+    if version < Version(0, 8, 5):
+        return (8192, 1024) if large else (2048, 256)
+    if version < Version(0, 9):
+        return (8192, 1024) if gib >= 70 else (2048, 256)
+    if version >= Version(0, 28) and gib >= 160:
+        return 16_384, 1024
+    return (8192, 1024) if gib >= 70 and not device.startswith("a100") else (2048, 256)
