@@ -56,17 +56,20 @@ WHOLE = (
 )
 
 
-def load_model(name_or_path: str) -> ModelSpec:
+def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """A bundled model by name (any case, with or without the organisation) or a config.json.
 
     A checkpoint of a bundled model under another organisation, or in a folder, is found by its
     last part, and its quantisation read from how that ends (`-FP8-dynamic`, `-AWQ`): its
     quantised layers are those of the usual checkpoint of the kind.
 
+    `overrides` are keys of config.json in place of the model's own (vLLM's --hf-overrides).
+
     Raises InputError for an unknown name, with the nearest ones, and for a bad file.
     """
+    changes = overrides or {}
     if name_or_path.endswith(".json"):
-        return _model_from_file(Path(name_or_path))
+        return _model_from_file(Path(name_or_path), changes)
     known = _model_index()
     key = name_or_path.lower().rstrip("/")
     base, method = key.rpartition("/")[2], None
@@ -77,7 +80,7 @@ def load_model(name_or_path: str) -> ModelSpec:
         names = [full for full, _ in known.values()]
         raise InputError(_unknown("model", name_or_path, names, "a config.json"))
     name, config = found
-    model = model_from_config(config, name)
+    model = model_from_config(_merge(config, changes), name)
     if method is None:
         return model
     return replace(with_quantization(model, method), name=name_or_path)
@@ -92,7 +95,7 @@ ENDINGS = (
     (r"[-_](?:awq[-_]int4|awq[-_]4bit|int4[-_]awq|awq)", "awq"),
     (r"[-_]gptq[-_]int8", "gptq-int8"),
     (r"[-_](?:gptq[-_]int4|gptq[-_]4bit|gptq)(?:[-_]marlin)?", "gptq"),
-    (r"[-_](?:int4[-_]autoround|autoround[-_]int4|autoround)", "gptq"),
+    (r"[-_](?:int4[-_]autoround|autoround[-_]int4(?:[-_]mixed)?|autoround)", "gptq"),
     (r"[-_](?:unsloth[-_])?bnb[-_]4bit", "bitsandbytes"),
 )
 
@@ -211,16 +214,20 @@ def _model_index() -> dict[str, tuple[str, Mapping[str, Any]]]:
 def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with `changes`, nested mappings merged."""
     return dict(config) | {
-        key: _merge(config.get(key, {}), value) if isinstance(value, Mapping) else value
+        key: _merge(_block(config.get(key)), value) if isinstance(value, Mapping) else value
         for key, value in changes.items()
     }
 
 
-def _model_from_file(path: Path) -> ModelSpec:
+def _block(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _model_from_file(path: Path, changes: Mapping[str, Any]) -> ModelSpec:
     """A config.json, with the hf_quant_config.json of the same folder if there is one."""
     beside = path.with_name("hf_quant_config.json")
     quant = _read_json(beside) if beside != path and beside.exists() else None
-    return model_from_config(_read_json(path), str(path), quant)
+    return model_from_config(_merge(_read_json(path), changes), str(path), quant)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.quantization import parse_quantization
+from servecast.costmodels.reading import Config, block, items, real, shown, whole, word
 from servecast.costmodels.specs import BYTES_OF_DTYPE, LinearMixer, Mla, ModelSpec, Moe
 from servecast.costmodels.vision import vision_tower
-
-Config = Mapping[str, Any]
 
 #: Classes that tie embeddings unless the config says otherwise: those that leave
 #: PretrainedConfig's True alone or set it themselves. Most decoders since Llama set False.
@@ -105,17 +104,17 @@ def model_from_config(
 
 
 def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | None) -> ModelSpec:
-    kind = str(text.get("model_type", ""))
-    layers = _int(text, "num_hidden_layers")
-    hidden = _int(text, "hidden_size")
-    heads = _int(text, "num_attention_heads")
+    kind = word(text, "model_type")
+    layers = whole(text, "num_hidden_layers")
+    hidden = whole(text, "hidden_size")
+    heads = whole(text, "num_attention_heads")
     attention, linear = _mixer_layers(text, layers)
     moe, dense = _moe(text, kind, layers)
     window, sliding = _sliding(text, kind, attention)
     quant, kv_dtype = _quantization(outer, text, hf_quant_config)
     max_positions = _max_positions(text)
     tower = vision_tower(outer, hidden)
-    mla, head_dim = _mla(text), _int(text, "head_dim", default=hidden // heads)
+    mla, head_dim = _mla(text), whole(text, "head_dim", default=hidden // heads)
     return ModelSpec(
         name=name,
         hidden_size=hidden,
@@ -124,7 +123,7 @@ def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | Non
         num_key_value_heads=_kv_heads(text, heads),
         head_dim=head_dim,
         intermediate_size=_dense_width(text, hidden, moe),
-        vocab_size=_int(text, "vocab_size"),
+        vocab_size=whole(text, "vocab_size"),
         max_position_embeddings=max_positions,
         attention_layers=attention,
         dense_layers=dense,
@@ -135,8 +134,8 @@ def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | Non
         sliding_window=window if window < max_positions else 0,
         sliding_layers=sliding if window < max_positions else 0,
         chunked_attention=kind == "llama4_text",
-        full_head_dim=_int(text, "global_head_dim", default=0, low=0),
-        full_key_value_heads=_int(text, "num_global_key_value_heads", default=0, low=0),
+        full_head_dim=whole(text, "global_head_dim", default=0, low=0),
+        full_key_value_heads=whole(text, "num_global_key_value_heads", default=0, low=0),
         values_are_keys=bool(text.get("attention_k_eq_v")),
         learned_positions=_learned_positions(kind, max_positions),
         vision_parameters=tower.parameters,
@@ -154,12 +153,11 @@ def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | Non
 def _text_config(config: Config) -> dict[str, Any]:
     """The language model's own keys, over its class defaults."""
     if not isinstance(config, Mapping):
-        raise InputError(f"expected a mapping of keys, got {config!r}")
+        raise InputError(f"expected a mapping of keys, got {shown(config)}")
     text = next((config[key] for key in NESTED if isinstance(config.get(key), Mapping)), config)
     given = dict(text)
-    for block in NESTED_BLOCKS:
-        if isinstance(text.get(block), Mapping):
-            given = {**text[block], **given}
+    for key in NESTED_BLOCKS:
+        given = {**block(text, key), **given}
     for key, others in OTHER_NAMES.items():
         if given.get(key) is None:
             found = next((given[name] for name in others if given.get(name) is not None), None)
@@ -168,34 +166,27 @@ def _text_config(config: Config) -> dict[str, Any]:
     for key, meaning in NOT_COUNTED.items():
         if given.get(key):
             raise InputError(f"{key}: {meaning} is not modelled")
-    return {**CLASS_DEFAULTS.get(str(text.get("model_type", "")), {}), **given}
-
-
-def _int(config: Config, *keys: str, default: int | None = None, low: int = 1) -> int:
-    """The first of `keys` that is there and not null."""
-    for key in keys:
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InputError(f"{key}: expected a whole number of at least {low}, got {value!r}")
-        return value
-    if default is None:
-        raise InputError(f"{keys[0]}: missing")
-    return default
+    return {**CLASS_DEFAULTS.get(word(text, "model_type"), {}), **given}
 
 
 def _max_positions(text: Config) -> int:
     """Longest context; yarn stretches the original one, as vLLM reads it."""
-    given = _int(text, "max_position_embeddings")
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    given = whole(text, "max_position_embeddings")
+    scaling = block(text, "rope_scaling", "rope_parameters")
     if "yarn" not in (scaling.get("rope_type"), scaling.get("type")):
         return given
-    original = _int(scaling, "original_max_position_embeddings", default=given)
+    original = whole(scaling, "original_max_position_embeddings", default=given)
+    return round(original * _rope_factor(scaling))
+
+
+def _rope_factor(scaling: Config) -> float:
     factor = scaling.get("factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor >= 1:
-        raise InputError(f"rope_scaling.factor: expected a number of at least 1, got {factor!r}")
-    return round(original * factor)
+    usable = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not usable or not 1 <= factor <= 1e6:
+        raise InputError(
+            f"rope_scaling.factor: expected a number of at least 1, got {shown(factor)}"
+        )
+    return float(factor)
 
 
 def _rope_table(text: Config, kind: str, mla: Mla | None, head_dim: int, positions: int) -> int:
@@ -207,13 +198,11 @@ def _rope_table(text: Config, kind: str, mla: Mla | None, head_dim: int, positio
     if kind in NO_ROPE or text.get("mla_use_nope"):
         return 0
     width = mla.qk_rope_head_dim if mla else head_dim
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    share = text.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1
-    width = round(width * share) if isinstance(share, int | float) else width
-    tables = 1.0
-    if "linear" in (scaling.get("rope_type"), scaling.get("type")):
-        factor = scaling.get("factor", 1.0)
-        tables = float(factor) if isinstance(factor, int | float) else 1.0
+    scaling = block(text, "rope_scaling", "rope_parameters")
+    share = real(text, "partial_rotary_factor", real(scaling, "partial_rotary_factor", 1.0))
+    width = round(width * min(share, 1.0))
+    linear = "linear" in (scaling.get("rope_type"), scaling.get("type"))
+    tables = _rope_factor(scaling) if linear else 1.0
     if kind in ("gemma3_text", "gemma4_text", "gemma4_unified_text"):
         tables += 1
     return round(positions * tables) * width
@@ -230,7 +219,7 @@ def _kv_heads(text: Config, heads: int) -> int:
     """KV heads; Falcon's first decoder says `multi_query` beside a count that does not hold."""
     if text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1
-    return _int(text, "num_key_value_heads", default=heads)
+    return whole(text, "num_key_value_heads", default=heads)
 
 
 def _dtype(outer: Config, text: Config) -> str:
@@ -254,21 +243,22 @@ def _tied(outer: Config, text: Config, kind: str) -> bool:
 
 def _mixer_layers(text: Config, layers: int) -> tuple[int, int]:
     """Layers with KV, and layers with a recurrent state."""
-    pattern = text.get("hybrid_override_pattern")
+    pattern = word(text, "hybrid_override_pattern")
     if pattern:
         return pattern.count("*"), pattern.count("M")
-    kda = text.get("linear_attn_config")
-    if isinstance(kda, Mapping) and isinstance(kda.get("kda_layers"), list):
-        linear = len(kda["kda_layers"])
-        return layers - linear, linear
-    types = text.get("layer_types") or text.get("layers_block_type")
+    kda = len(items(block(text, "linear_attn_config"), "kda_layers"))
+    if kda:
+        if kda > layers:
+            raise InputError(f"linear_attn_config.kda_layers: {kda} of {layers} layers")
+        return layers - kda, kda
+    types = items(text, "layer_types", "layers_block_type")
     if types:
         if len(types) != layers:
             raise InputError(f"layer_types: {len(types)} entries for {layers} layers")
         linear = sum(kind in ("linear_attention", "mamba", "mamba2") for kind in types)
         return layers - linear, linear
     if "linear_num_value_heads" in text:
-        attention = layers // _int(text, "full_attention_interval", default=4)
+        attention = layers // whole(text, "full_attention_interval", default=4)
         return attention, layers - attention
     return layers, 0
 
@@ -277,21 +267,21 @@ def _sliding(text: Config, kind: str, attention: int) -> tuple[int, int]:
     """(window, layers that have it); (0, 0) for full attention everywhere."""
     chunk = text.get("attention_chunk_size")
     if kind == "llama4_text" and chunk:
-        full = text.get("no_rope_layers") or [i % 4 != 3 for i in range(attention)]
-        return _int(text, "attention_chunk_size"), sum(map(bool, full))
+        local = items(text, "no_rope_layers") or [i % 4 != 3 for i in range(attention)]
+        return whole(text, "attention_chunk_size"), min(attention, sum(map(bool, local)))
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
         return 0, 0
-    window = _int(text, "sliding_window")
-    types = text.get("layer_types")
+    window = whole(text, "sliding_window")
+    types = items(text, "layer_types")
     if types:
         return window, sum(t == "sliding_attention" for t in types)
     if kind in FULL_ATTENTION_EVERY:
-        every = _int(text, "sliding_window_pattern", default=FULL_ATTENTION_EVERY[kind])
+        every = whole(text, "sliding_window_pattern", default=FULL_ATTENTION_EVERY[kind])
         return window, attention - attention // every
     if kind in ALL_LAYERS_SLIDE:
         return window, attention
     if "use_sliding_window" in text:
-        return window, max(0, attention - _int(text, "max_window_layers", default=0, low=0))
+        return window, max(0, attention - whole(text, "max_window_layers", default=0, low=0))
     return 0, 0
 
 
@@ -299,22 +289,21 @@ def _dense_width(text: Config, hidden: int, moe: Moe | None) -> int:
     """Width of the plain MLP; a pure mixture may have none."""
     default = moe.intermediate_size if moe else None
     if default is None and str(text.get("model_type")) in UNGATED:
-        ratio = text.get("expansion_ratio") or 4
-        default = round(ratio * hidden) if isinstance(ratio, int | float) else 4 * hidden
-    return _int(text, "intermediate_size_mlp", "intermediate_size", default=default)
+        default = round(real(text, "expansion_ratio", 4.0) * hidden)
+    return whole(text, "intermediate_size_mlp", "intermediate_size", default=default)
 
 
 def _moe(text: Config, kind: str, layers: int) -> tuple[Moe | None, int]:
     """The mixture, and how many layers have a plain MLP."""
-    pattern = text.get("hybrid_override_pattern")
-    experts = _int(text, "num_experts", default=0, low=0)
+    pattern = word(text, "hybrid_override_pattern")
+    experts = whole(text, "num_experts", default=0, low=0)
     if not experts or text.get("enable_moe_block") is False:
         return None, pattern.count("-") if pattern else layers
-    width = _int(text, "moe_intermediate_size", "intermediate_size")
+    width = whole(text, "moe_intermediate_size", "intermediate_size")
     moe_layers = pattern.count("E") if pattern else _moe_layers(text, layers)
     moe = Moe(
         num_experts=experts,
-        experts_per_token=_int(text, "num_experts_per_tok"),
+        experts_per_token=whole(text, "num_experts_per_tok"),
         intermediate_size=width,
         layers=moe_layers,
         shared_intermediate_size=_shared_width(text, kind, width),
@@ -327,16 +316,12 @@ def _moe(text: Config, kind: str, layers: int) -> tuple[Moe | None, int]:
 
 def _moe_layers(text: Config, layers: int) -> int:
     """Layers left after the dense ones of the several ways to name them."""
-    frequency = text.get("moe_layer_freq", 1)
-    if isinstance(frequency, list):
-        return sum(map(bool, frequency))
-    step = max(
-        _int(text, "decoder_sparse_step", default=1),
-        _int(text, "interleave_moe_layer_step", default=1),
-        frequency,
-    )
-    dense_first = _int(text, "first_k_dense_replace", default=0, low=0)
-    dense_only = set(text.get("mlp_only_layers") or ())
+    if isinstance(text.get("moe_layer_freq"), list):
+        return min(layers, sum(map(bool, items(text, "moe_layer_freq"))))
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq")
+    step = max(whole(text, key, default=1) for key in steps)
+    dense_first = whole(text, "first_k_dense_replace", default=0, low=0)
+    dense_only = [i for i in items(text, "mlp_only_layers") if isinstance(i, int)]
     return sum(
         i >= dense_first and i not in dense_only and (i + 1) % step == 0 for i in range(layers)
     )
@@ -347,24 +332,24 @@ def _shared_width(text: Config, kind: str, width: int) -> int:
     if kind == "llama4_text":
         return width
     one = ("moe_shared_expert_intermediate_size",)
-    shared = _int(text, "n_shared_experts", default=0, low=0)
+    shared = whole(text, "n_shared_experts", default=0, low=0)
     if shared:
-        return shared * _int(text, *one, default=width)
+        return shared * whole(text, *one, default=width)
     keys = ("shared_expert_intermediate_size", "shared_intermediate_size")
-    return _int(text, *keys, default=0, low=0)
+    return whole(text, *keys, default=0, low=0)
 
 
 def _mla(text: Config) -> Mla | None:
     if text.get("kv_lora_rank") is None:
         return None
     return Mla(
-        kv_lora_rank=_int(text, "kv_lora_rank"),
-        qk_rope_head_dim=_int(text, "qk_rope_head_dim"),
-        qk_nope_head_dim=_int(text, "qk_nope_head_dim"),
-        v_head_dim=_int(text, "v_head_dim"),
-        q_lora_rank=_int(text, "q_lora_rank", default=0),
-        index_heads=_int(text, "index_n_heads", default=0),
-        index_head_dim=_int(text, "index_head_dim", default=0),
+        kv_lora_rank=whole(text, "kv_lora_rank"),
+        qk_rope_head_dim=whole(text, "qk_rope_head_dim"),
+        qk_nope_head_dim=whole(text, "qk_nope_head_dim"),
+        v_head_dim=whole(text, "v_head_dim"),
+        q_lora_rank=whole(text, "q_lora_rank", default=0),
+        index_heads=whole(text, "index_n_heads", default=0),
+        index_head_dim=whole(text, "index_head_dim", default=0),
     )
 
 
@@ -372,40 +357,40 @@ def _linear(text: Config, layers: int) -> LinearMixer | None:
     """Gated delta net (Qwen3-Next, Qwen3.5) or Mamba-2 (Nemotron-H)."""
     if not layers:
         return None
-    if isinstance(text.get("linear_attn_config"), Mapping):
-        return _kda(text["linear_attn_config"], _int(text, "hidden_size"), layers)
+    if block(text, "linear_attn_config"):
+        return _kda(block(text, "linear_attn_config"), whole(text, "hidden_size"), layers)
     if "linear_num_value_heads" in text:
-        key_dim = _int(text, "linear_key_head_dim")
-        value_heads = _int(text, "linear_num_value_heads")
-        values = value_heads * _int(text, "linear_value_head_dim")
-        keys = key_dim * _int(text, "linear_num_key_heads")
+        key_dim = whole(text, "linear_key_head_dim")
+        value_heads = whole(text, "linear_num_value_heads")
+        values = value_heads * whole(text, "linear_value_head_dim")
+        keys = key_dim * whole(text, "linear_num_key_heads")
         return LinearMixer(
             layers=layers,
             projection_dim=2 * keys + 2 * values + 2 * value_heads,
             value_dim=values,
             recurrent_elements=values * key_dim,
             conv_dim=2 * keys + values,
-            conv_kernel=_int(text, "linear_conv_kernel_dim", default=4),
-            state_dtype=str(text.get("mamba_ssm_dtype") or "auto"),
+            conv_kernel=whole(text, "linear_conv_kernel_dim", default=4),
+            state_dtype=word(text, "mamba_ssm_dtype") or "auto",
         )
-    heads = _int(text, "mamba_num_heads", "mamba_n_heads")
-    inner = heads * _int(text, "mamba_head_dim", "mamba_d_head")
-    state = _int(text, "ssm_state_size", "mamba_d_state")
-    groups = 2 * _int(text, "n_groups", "mamba_n_groups", default=1) * state
+    heads = whole(text, "mamba_num_heads", "mamba_n_heads")
+    inner = heads * whole(text, "mamba_head_dim", "mamba_d_head")
+    state = whole(text, "ssm_state_size", "mamba_d_state")
+    groups = 2 * whole(text, "n_groups", "mamba_n_groups", default=1) * state
     return LinearMixer(
         layers=layers,
         projection_dim=2 * inner + groups + heads,
         value_dim=inner,
         recurrent_elements=inner * state,
         conv_dim=inner + groups,
-        conv_kernel=_int(text, "conv_kernel", "mamba_d_conv", default=4),
-        state_dtype=str(text.get("mamba_ssm_cache_dtype") or "auto"),
+        conv_kernel=whole(text, "conv_kernel", "mamba_d_conv", default=4),
+        state_dtype=word(text, "mamba_ssm_cache_dtype") or "auto",
     )
 
 
 def _kda(config: Config, hidden: int, layers: int) -> LinearMixer:
     """Kimi delta attention: queries, keys and values alike, two gates through a narrow middle."""
-    heads, width = _int(config, "num_heads"), _int(config, "head_dim")
+    heads, width = whole(config, "num_heads"), whole(config, "head_dim")
     inner = heads * width
     gates = 2 * width + round(2 * width * inner / hidden)
     return LinearMixer(
@@ -414,7 +399,7 @@ def _kda(config: Config, hidden: int, layers: int) -> LinearMixer:
         value_dim=inner,
         recurrent_elements=inner * width,
         conv_dim=3 * inner,
-        conv_kernel=_int(config, "short_conv_kernel_size", default=4),
+        conv_kernel=whole(config, "short_conv_kernel_size", default=4),
         state_dtype="float32",
     )
 
@@ -423,13 +408,11 @@ def _quantization(
     outer: Config, text: Config, hf_quant_config: Config | None
 ) -> tuple[Config | None, str]:
     """The quantisation block, and the KV type it asks for ("auto" where it does not)."""
-    quant = outer.get("quantization_config") or text.get("quantization_config")
+    quant = block(outer, "quantization_config") or block(text, "quantization_config")
     if hf_quant_config is not None:
-        quant = hf_quant_config.get("quantization", hf_quant_config)
-    if quant is None:
+        quant = block(hf_quant_config, "quantization") or hf_quant_config
+    if not quant:
         return None, "auto"
-    if not isinstance(quant, Mapping):
-        raise InputError(f"quantization_config: expected a mapping, got {quant!r}")
     kv = quant.get("kv_cache_quant_algo") or quant.get("kv_cache_scheme")
     if isinstance(kv, Mapping):
         bits = kv.get("num_bits")

@@ -115,23 +115,35 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class Doubt:
-    """Standard deviations of the terms, bytes."""
+    """Standard deviations of the terms, bytes; `total` is what of the device's memory is ours."""
 
     weights_bytes: float
     activation_bytes: float
     graph_bytes: float
     other_bytes: float
     total_bytes: float
+    graphs_deducted: bool
+
+    @property
+    def _of_the_pool(self) -> dict[str, float]:
+        terms = {
+            "weights": self.weights_bytes,
+            "activation": self.activation_bytes,
+            "other": self.other_bytes,
+            "total": self.total_bytes,
+        }
+        return terms | ({"graph": self.graph_bytes} if self.graphs_deducted else {})
 
     @property
     def kv_bytes(self) -> float:
         """Of what is left of the budget: the terms are taken as independent."""
-        return sqrt(sum(getattr(self, name) ** 2 for name in self.__dataclass_fields__))
+        return sqrt(sum(term**2 for term in self._of_the_pool.values()))
 
     @property
     def least_sure(self) -> str:
         """The term that the pool's width owes most to."""
-        return max(self.__dataclass_fields__, key=lambda name: float(getattr(self, name)))
+        terms = self._of_the_pool
+        return max(terms, key=lambda name: terms[name])
 
 
 @dataclass(frozen=True)
@@ -473,9 +485,10 @@ def doubt_of(
     return Doubt(
         weights_bytes=(0.01 if model.quantization else 0.003) * weights,
         activation_bytes=sqrt(sum(part**2 for part in activation_doubt)),
-        graph_bytes=0.3 * graphs if engine.deducts_graphs else 0.0,
+        graph_bytes=0.3 * graphs,
         other_bytes=_non_torch_gib(hardware, engine)[1] * GIB,
         total_bytes=0.001 * engine.gpu_memory_utilization * hardware.memory_bytes,
+        graphs_deducted=engine.deducts_graphs,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.reading import block, items, whole, word
 from servecast.costmodels.specs import ModelSpec, Quantization
 
 #: What `quantization:` means for a model whose own config names none: the usual published
@@ -50,15 +51,15 @@ def parse_quantization(config: Mapping[str, Any], layers: int) -> Quantization |
     Raises InputError for a method that is not known. `layers` tells a rule for the whole model
     from an exception for a few layers.
     """
-    method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else ""))
+    method = word(config, "quant_method") or ("modelopt" if "quant_algo" in config else "")
     method = SAME.get(method, method)
     keeps = kept_groups(ignored_modules(config), layers)
     if config.get("config_groups"):
-        bits, compute = _config_groups(config["config_groups"])
+        bits, compute = _config_groups(block(config, "config_groups"))
         return Quantization(method or "compressed-tensors", bits, compute, keeps)
     if method == "modelopt":
-        algorithm = config.get("quant_algo")
-        if algorithm is None:
+        algorithm = word(config, "quant_algo")
+        if not algorithm:
             return None
         if algorithm not in MODELOPT_ALGORITHMS:
             raise InputError(f"quantization_config.quant_algo: {algorithm!r} is not known")
@@ -74,7 +75,7 @@ def parse_quantization(config: Mapping[str, Any], layers: int) -> Quantization |
 
 def _grouped_bits(config: Mapping[str, Any]) -> float:
     """Weight bits, and a 16-bit scale and a zero point for each group; -1 is one a channel."""
-    bits, group = config.get("bits"), config.get("group_size") or -1
+    bits, group = config.get("bits"), whole(config, "group_size", default=-1, low=-1)
     if not isinstance(bits, int) or bits not in (2, 3, 4, 8):
         raise InputError(f"quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r}")
     return bits + ((16 + bits) / group if group > 0 else 0.0)
@@ -90,27 +91,28 @@ def _bitsandbytes(config: Mapping[str, Any], keeps: frozenset[str]) -> Quantizat
 
 def _config_groups(groups: Mapping[str, Any]) -> tuple[float, str]:
     """compressed-tensors: the first group stands for the model."""
-    group = next(iter(groups.values()))
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    first = str(next(iter(groups)))
+    group = block({first: groups[next(iter(groups))]}, first)
+    weights, inputs = block(group, "weights"), block(group, "input_activations")
     bits = weights.get("num_bits")
-    if not isinstance(bits, int):
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= 16:
         raise InputError(f"quantization_config.config_groups: weights.num_bits is {bits!r}")
-    size = weights.get("group_size") or 0
+    size = whole(weights, "group_size", default=0, low=-1)
     scale_bits = 8 if weights.get("type") == "float" and bits == 4 else 16
     stored = bits + (scale_bits / size if size > 0 else 0.0)
-    if not inputs or (inputs.get("num_bits") or 16) > 8:
+    input_bits = whole(inputs, "num_bits", default=16)
+    if input_bits > 8:
         return stored, "16bit"
-    if inputs["num_bits"] == 4:
+    if input_bits == 4:
         return stored, "fp4"
     return stored, "fp8" if inputs.get("type") == "float" else "int8"
 
 
 def ignored_modules(config: Mapping[str, Any]) -> list[str]:
     """Module names or patterns that stay unquantised, whatever the key is called."""
-    for key in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
-        if config.get(key):
-            return [str(name) for name in config[key]]
-    return []
+    keys = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+    given = next((key for key in keys if config.get(key)), keys[0])
+    return [str(name) for name in items(config, given)]
 
 
 def kept_groups(modules: Iterable[str], layers: int) -> frozenset[str]:

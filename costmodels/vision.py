@@ -8,10 +8,9 @@ Configs name its parts in many ways; what a class fixes in code stands in the ta
 (configuration classes of transformers 4.57 and 5.23).
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Config = Mapping[str, Any]
+from servecast.costmodels.reading import Config, block, items, real, whole, word
 
 #: Three matrices in the MLP.
 GATED = frozenset({"pixtral", "qwen2_5_vl", "gemma4_vision"})
@@ -27,6 +26,9 @@ LARGEST_ITEM = {
 POSITION_ROWS = {"gemma4_vision": 2 * 10_240}
 
 CHANNELS = 3
+
+#: Neighbouring patches on a side that become one token, at most.
+MOST_MERGED = 64
 
 
 class Tower(NamedTuple):
@@ -49,11 +51,11 @@ def vision_tower(outer: Config, text_width: int) -> Tower:
 
     At the peak a layer holds its MLP's middle in each of its matrices, its input and output.
     """
-    vision = outer.get("vision_config")
-    if not isinstance(vision, Mapping):
+    vision = block(outer, "vision_config")
+    if not vision:
         return Tower()
     parameters = vision_parameters(outer, text_width)
-    kind = str(vision.get("model_type") or outer.get("model_type") or "")
+    kind = word(vision, "model_type") or word(outer, "model_type")
     tokens = LARGEST_ITEM.get(kind, 0)
     merge = _number(vision, "spatial_merge_size") or 1
     width, middle = _width(vision), _middle(vision)
@@ -64,14 +66,12 @@ def vision_tower(outer: Config, text_width: int) -> Tower:
 
 def vision_parameters(outer: Config, text_width: int) -> int:
     """Weights of the tower and its projector; 0 without one."""
-    vision = outer.get("vision_config")
-    if not isinstance(vision, Mapping):
-        return 0
+    vision = block(outer, "vision_config")
     layers = _number(vision, "depth", "num_hidden_layers", "vt_num_hidden_layers")
     width = _width(vision)
     if not layers or not width:
         return 0
-    kind = str(vision.get("model_type", ""))
+    kind = word(vision, "model_type")
     middle = _middle(vision)
     matrices = 3 if _gated(kind, vision) else 2
     tower = layers * (4 * width**2 + matrices * width * middle)
@@ -87,8 +87,7 @@ def _width(vision: Config) -> int:
 
 def _middle(vision: Config) -> int:
     given = _number(vision, "intermediate_size", "vt_intermediate_size")
-    ratio = vision.get("mlp_ratio")
-    return given or round(_width(vision) * (ratio if isinstance(ratio, int | float) else 4))
+    return given or round(_width(vision) * real(vision, "mlp_ratio", 4.0))
 
 
 def _gated(kind: str, vision: Config) -> bool:
@@ -99,8 +98,8 @@ def _projector(outer: Config, vision: Config, kind: str, width: int, text_width:
     """From the tower's width, after merging neighbouring patches, into the text's."""
     merge = _number(vision, "spatial_merge_size") or _number(outer, "spatial_merge_size")
     if not merge:
-        kernel = vision.get("merge_kernel_size")
-        merge = kernel[0] if isinstance(kernel, list) and kernel else 1
+        kernel = [side for side in items(vision, "merge_kernel_size") if isinstance(side, int)]
+        merge = kernel[0] if kernel and 0 < kernel[0] < MOST_MERGED else 1
     merged = width * merge**2
     if kind == "pixtral":
         return merged * width + width * text_width + text_width**2
@@ -115,14 +114,10 @@ def _projector(outer: Config, vision: Config, kind: str, width: int, text_width:
         out = _number(vision, "hidden_size") or text_width
     else:
         out = _number(vision, "out_hidden_size") or text_width
-    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    mergers = 1 + len(items(vision, "deepstack_visual_indexes"))
     return mergers * (merged**2 + merged * out)
 
 
 def _number(config: Config, *keys: str) -> int:
     """The first whole number among `keys`; 0 where there is none."""
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
+    return whole(config, *keys, default=0, low=0)

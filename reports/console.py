@@ -84,6 +84,11 @@ def _facts(summary: Mapping[str, Any], facts: RunFacts) -> "Table":
     return table
 
 
+def _fill(kv: Mapping[str, Any]) -> str:
+    """How full the taken blocks are, where it was seen."""
+    return "" if kv["fill"] is None else f", taken blocks {units.percent(kv['fill'])} full"
+
+
 def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     requests, kv, memory = summary["requests"], summary["kv"], summary["memory"]
     yield (
@@ -101,7 +106,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "kv cache",
         f"{kv['blocks']:,} blocks of {kv['block_size']} = {kv['tokens']:,} tokens, "
-        f"peak use {units.percent(kv['peak_use'])}; {summary['preemptions']:,} preemptions, "
+        f"peak use {units.percent(kv['peak_use'])}{_fill(kv)}; {summary['preemptions']:,} "
+        f"preemptions, "
         f"{summary['prefix_hit_tokens']:,} tokens from prefix cache",
     )
     parts = [

@@ -201,14 +201,32 @@ def _outcomes(status: IntArray) -> dict[str, int]:
 
 
 def _kv(trace: Trace, facts: RunFacts) -> dict[str, Any]:
-    """The pool as requests see it."""
-    used = int(trace.steps["kv_blocks"].max(initial=0))
+    """The pool as requests see it.
+
+    `fill` is the mean share of the taken blocks' tokens that is in use, over the time in which
+    every running request decodes; 1 less it is internal fragmentation. Blocks shared by a
+    prefix are counted once and their tokens for each request, so it may pass 1. `mean_use` is
+    the mean share of the pool that is taken, over the time in steps.
+    """
+    steps = trace.steps
+    used = int(steps["kv_blocks"].max(initial=0))
+    time_ns = steps["end_ns"] - steps["start_ns"]
+    taken = steps["kv_blocks"].astype(np.float64)
+    # At the end of an interval of equal steps, when `kv_blocks` is taken.
+    stored = steps["context_tokens"] + steps["decodes"] * (steps["steps"] - 1)
+    pure = (steps["prefill_tokens"] == 0) & (steps["decodes"] == steps["running"]) & (taken > 0)
+    held = float((time_ns[pure] * taken[pure]).sum()) * facts.block_size
+    total_ns = float(time_ns.sum())
     return {
         "blocks": trace.kv_blocks,
         "block_size": facts.block_size,
         "tokens": trace.kv_blocks * facts.block_size,
         "bytes_per_token": facts.kv_bytes_per_token,
         "peak_use": used / trace.kv_blocks if trace.kv_blocks else 0.0,
+        "mean_use": float((time_ns * taken).sum()) / total_ns / trace.kv_blocks
+        if total_ns and trace.kv_blocks
+        else 0.0,
+        "fill": float((time_ns[pure] * stored[pure]).sum()) / held if held else None,
     }
 
 

@@ -88,6 +88,8 @@ def memory(summary: Mapping[str, Any]) -> str:
         ("Tokens in all", f"{kv['tokens']:,}"),
         ("Bytes a token", f"{kv['bytes_per_token']:,.0f}"),
         ("Peak use", units.percent(kv["peak_use"])),
+        ("Mean use", units.percent(kv["mean_use"])),
+        ("Fill of taken blocks", units.NONE if kv["fill"] is None else units.percent(kv["fill"])),
         ("Preemptions", f"{summary['preemptions']:,}"),
         ("Prompt tokens from prefix cache", f"{summary['prefix_hit_tokens']:,}"),
     ]

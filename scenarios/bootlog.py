@@ -23,6 +23,12 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m|(?<![\w.])#?\[[01];\d\dm|\[0;0m|#033\[[0-9;
 
 SIZE = r"(-?\d[\d,]*(?:\.\d+)?)"
 
+#: Fields that state memory, or that it was too little.
+FIGURES = (
+    *("weights_gib", "activation_gib", "graph_gib", "graph_estimate_gib", "other_gib", "kv_gib"),
+    *("free_gib", "total_gib", "blocks", "tokens", "max_concurrency", "failure"),
+)
+
 #: A start begins; what came before belongs to another.
 BEGINS = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
 
@@ -58,6 +64,9 @@ class BootLog:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     block_size: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    enforce_eager: bool | None = None
     blocks: int | None = None
     tokens: int | None = None
     max_concurrency: float | None = None
@@ -67,9 +76,7 @@ class BootLog:
     def says_something(self) -> bool:
         """Any figure about memory, or a failure."""
         return any(
-            getattr(self, field.name) is not None
-            for field in fields(self)
-            if field.name not in ("version", "v0", "model", "block_size")
+            getattr(self, field.name) is not None for field in fields(self) if field.name in FIGURES
         )
 
     def pool_blocks(self, engine: EngineMemory, layout: KvLayout) -> int:
@@ -241,7 +248,11 @@ def _flags(head: str, body: str) -> dict[str, object]:
         ),
         "max_num_seqs": _whole(_last(both, rf"max_num_seqs(?:=| to |': ){SIZE}")),
         "block_size": _whole(_last(both, rf"attention block size to {SIZE} tokens")),
+        "tensor_parallel_size": _whole(_last(both, rf"tensor_parallel_size(?:=|': ){SIZE}")),
+        "pipeline_parallel_size": _whole(_last(both, rf"pipeline_parallel_size(?:=|': ){SIZE}")),
     }
+    eager = re.search(r"enforce_eager(?:=|': )(True|False)", both)
+    facts["enforce_eager"] = None if eager is None else eager[1] == "True"
     for pattern in (
         rf"Maximum concurrency for {SIZE} tokens per request",
         rf"Auto-fit max_model_len: reduced from [\d,]+ to {SIZE}",

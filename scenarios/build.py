@@ -139,7 +139,8 @@ def set_up(loaded: LoadedScenario) -> Setup:
 def _set_up(loaded: LoadedScenario) -> Setup:
     scenario = loaded.scenario
     hardware = load_hardware(beside(scenario.hardware, loaded.path))
-    model = load_model(beside(scenario.model, loaded.path))
+    overrides = scenario.engine.hf_overrides or {}
+    model = load_model(beside(scenario.model, loaded.path), overrides)
     engine = resolve(scenario.engine, model, hardware)
     if engine["dtype"] != "auto":
         model = replace(model, dtype=engine["dtype"])
@@ -164,6 +165,7 @@ def _set_up(loaded: LoadedScenario) -> Setup:
         enable_prefix_caching=engine["enable_prefix_caching"],
         async_scheduling=engine["async_scheduling"],
         cudagraph_capture_sizes=tuple(sizes) if sizes is not None else None,
+        estimate_cudagraphs=engine["estimate_cudagraphs"],
         vision=not engine["language_model_only"],
         version=version,
         v0=version < V1_SINCE,
@@ -210,6 +212,8 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "cpu_offload_gb": 0.0,
         "cudagraph_capture_sizes": None,
         "language_model_only": False,
+        "estimate_cudagraphs": None,
+        "hf_overrides": None,
         "kv": "paged",
         "kv_reserve": 1.0,
         "enable_prefix_caching": model.linear is None,

@@ -79,34 +79,116 @@ def run(
         _print(render(result.summary, result.facts))
 
 
-@app.command()
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario."),
+]
+
+LINE = {"ignore_unknown_options": True}
+
+
+@app.command(context_settings=LINE)
+def kv(
+    line: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCENARIO | -- vllm serve MODEL FLAGS...",
+            help="A scenario file, or the pasted line; none with --from, or to read the flags "
+            "out of --boot-log.",
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Device of the catalogue (`servecast models`) or a .yaml file."),
+    ] = None,
+    vllm_version: Annotated[
+        str | None, typer.Option(help="Release to predict, such as 0.19.0; 0.32 by default.")
+    ] = None,
+    boot_log: Annotated[
+        Path | None, typer.Option(help="A real start-up log, to stand beside the prediction.")
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="Kubernetes manifest, compose file or --config file."),
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Which container or service of --from.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the answer on stdout.")] = False,
+    set_: SetOption = None,
+) -> None:
+    """Will it start, and how many KV blocks will there be?"""
+    from servecast.reports.startup_console import render_startup
+    from servecast.scenarios.asked import asked_setup
+    from servecast.scenarios.startup import start_up
+
+    setup, log, own = asked_setup(
+        line or [],
+        {"hardware": hardware, "vllm_version": vllm_version},
+        boot_log=boot_log,
+        file=from_,
+        service=service,
+        overrides=set_ or (),
+    )
+    answer = start_up(setup, log)
+    if json or "json" in own:
+        _echo(answer)
+    else:
+        _print(render_startup(answer))
+
+
+def _init_help() -> str:
+    if "init" not in sys.argv:
+        return ""
+    from servecast.scenarios.flags import understood
+
+    return understood()
+
+
+@app.command(context_settings=LINE, epilog=_init_help())
 def init(
     line: Annotated[
-        list[str], typer.Argument(metavar="-- vllm serve MODEL FLAGS...", help="The pasted line.")
-    ],
-    hardware: Annotated[str, typer.Option(help="Device of the catalogue (`servecast models`).")],
+        list[str] | None,
+        typer.Argument(metavar="-- vllm serve MODEL FLAGS...", help="The pasted line."),
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="Device of the catalogue (`servecast models`).")
+    ] = None,
     rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second.")] = 1.0,
     input_tokens: Annotated[int, typer.Option(min=1, help="Median prompt length.")] = 1000,
     output_tokens: Annotated[int, typer.Option(min=1, help="Median answer length.")] = 200,
     requests: Annotated[int, typer.Option(min=1, help="Requests to simulate.")] = 1000,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="Kubernetes manifest, compose file or --config file."),
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Which container or service of --from.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Scenario file; stdout by default.")
     ] = None,
 ) -> None:
-    """Write a scenario from a `vllm serve` line, a device and a rate."""
-    from servecast.scenarios.init import parse_line, scenario_text
+    """Write a scenario from a `vllm serve` line or a manifest, a device and a rate."""
+    from servecast.scenarios.asked import asked_line
+    from servecast.scenarios.init import scenario_text
 
-    parsed = parse_line(line)
+    parsed, own = asked_line(line or [], from_, service)
+    device = hardware or own.get("hardware") or parsed.hardware
+    if device is None:
+        raise InputError("--hardware: name the device (`servecast models` lists them)")
     text = scenario_text(
         parsed,
-        hardware=hardware,
+        hardware=device,
         rate_per_s=rate,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         requests=requests,
     )
+    for flag, why in parsed.unmodelled:
+        typer.echo(f"servecast: note: not modelled: {flag}: {why}", err=True)
     for flag in parsed.unknown:
-        typer.echo(f"servecast: note: not modelled: {flag}", err=True)
+        typer.echo(f"servecast: note: no flag of vLLM that we know: {flag}", err=True)
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -115,10 +197,6 @@ def init(
     write_text(output, text)
 
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario."),
-]
 OutOption = Annotated[
     Path | None,
     typer.Option(help="Folder for the result, its report, and the points it can go on from."),

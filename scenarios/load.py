@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from servecast.costmodels.errors import InputError
-from servecast.scenarios.schema import Scenario
+from servecast.scenarios.schema import Engine, Scenario
 from servecast.scenarios.yamlfile import MAX_DEPTH, Document, KeyPath, dotted, one_line, parse
 
 MAX_BYTES = 1_000_000
@@ -85,6 +85,25 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> LoadedScen
     for override in overrides:
         digest.update(f"\n--set {override}".encode(errors="surrogateescape"))
     return LoadedScenario(_validate(document, str(path)), path, digest.hexdigest())
+
+
+def scenario_of(text: str, source: str) -> LoadedScenario:
+    """A scenario that no file holds; `source` names it in errors.
+
+    Raises InputError as `load_scenario` does.
+    """
+    document = parse(text, lambda _line: source)
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    return LoadedScenario(_validate(document, source), Path(source), digest)
+
+
+def engine_problem(keys: dict[str, Any]) -> str | None:
+    """What is wrong with keys of `engine`, in words; None if they can stand in a scenario."""
+    try:
+        Engine.model_validate(keys)
+    except ValidationError as errors:
+        return first_problem(errors, keys)[1]
+    return None
 
 
 def to_json_schema() -> dict[str, Any]:

@@ -146,6 +146,14 @@ class Engine(Model):
     language_model_only: Flag | None = Field(
         default=None, description="Leave a multimodal model's vision tower unloaded."
     )
+    estimate_cudagraphs: Flag | None = Field(
+        default=None,
+        description="Take the estimate of CUDA graphs off the KV pool "
+        "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); the release's default when left out.",
+    )
+    hf_overrides: dict[Name, Any] | None = Field(
+        default=None, description="Keys of the model's config.json, in place of its own."
+    )
     vllm_version: VllmVersion | None = Field(
         default=None,
         description="Release whose start-up memory and default batch sizes hold, such as 0.19.0; "

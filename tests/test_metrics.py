@@ -241,7 +241,8 @@ def test_keys_are_those_of_summary_json() -> None:
     assert list(summary) == KEYS
     assert list(summary["ttft_s"]) == ["n", "mean", "p50", "p90", "p95", "p99", "max"]
     assert list(summary["step_time_share"]) == list(PARTS)
-    assert list(summary["kv"]) == ["blocks", "block_size", "tokens", "bytes_per_token", "peak_use"]
+    pool = ["blocks", "block_size", "tokens", "bytes_per_token", "peak_use", "mean_use", "fill"]
+    assert list(summary["kv"]) == pool
     assert summary["provenance"] == {
         "version": "1",
         "scenario_sha256": "0" * 64,

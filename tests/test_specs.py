@@ -3,11 +3,14 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servecast.costmodels import catalogue
 from servecast.costmodels.catalogue import (
     hardware_names,
     load_hardware,
@@ -374,3 +377,45 @@ def test_devices_without_a_unit_unpack() -> None:
     a100 = load_hardware("a100-sxm-80gb")
     assert a100.peak_flops_per_s("fp8") == a100.peak_flops_per_s()
     assert a100.peak_flops_per_s("int8") == 624e12
+
+
+# --- any config.json
+
+
+def bundled_configs() -> list[dict[str, Any]]:
+    rows = yaml.safe_load((Path(catalogue.__file__).parent / "models.yaml").read_text())
+    return [row["config"] for row in rows.values()]
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-10, 10**7), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(bundled_configs()), st.data())
+def test_any_config_is_read_or_refused_in_one_line(config: dict[str, Any], data: Any) -> None:
+    """One or two keys of a real config, anywhere, hold anything that JSON can."""
+    changed = json.loads(json.dumps(config))
+    for _ in range(data.draw(st.integers(1, 2))):
+        block = changed
+        inner = [key for key, value in block.items() if isinstance(value, dict)]
+        if inner and data.draw(st.booleans()):
+            block = block[data.draw(st.sampled_from(sorted(inner)))]
+        known = [*block, "rope_scaling", "quantization_config", "layer_types", "sliding_window"]
+        block[data.draw(st.sampled_from(sorted(set(known))))] = data.draw(json_values)
+    try:
+        model = model_from_config(changed, "m")
+        assert parameters(model) > 0
+        assert kv_bytes_per_token(model, BFLOAT16) >= 0
+    except InputError as error:
+        assert str(error).startswith("m: ")
+
+
+@given(json_values)
+def test_any_json_is_a_config_or_refused(value: Any) -> None:
+    with pytest.raises(InputError):
+        model_from_config(value, "m")

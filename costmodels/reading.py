@@ -1,0 +1,77 @@
+"""Keys of a configuration, read with their kind checked: what is wrong is said in one line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from servecast.costmodels.errors import InputError
+
+Config = Mapping[str, Any]
+
+#: No count in a model is larger.
+MOST = 10**12
+
+
+def whole(config: Config, *keys: str, default: int | None = None, low: int = 1) -> int:
+    """The first of `keys` that is there and not null, a whole number of at least `low`."""
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MOST:
+            raise InputError(
+                f"{key}: expected a whole number of at least {low}, got {shown(value)}"
+            )
+        return value
+    if default is None:
+        raise InputError(f"{keys[0]}: missing")
+    return default
+
+
+def real(config: Config, key: str, default: float, *, low: float = 0.0) -> float:
+    """A number above `low`, or the default where there is none."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= MOST:
+        raise InputError(f"{key}: expected a number above {low:g}, got {shown(value)}")
+    return float(value)
+
+
+def block(config: Config, *keys: str) -> Config:
+    """The first of `keys` that is there, a mapping; an empty one where none is."""
+    for key in keys:
+        value = config.get(key)
+        if not value and not isinstance(value, int | float):
+            continue
+        if not isinstance(value, Mapping):
+            raise InputError(f"{key}: expected a block of keys, got {shown(value)}")
+        return value
+    return {}
+
+
+def items(config: Config, *keys: str) -> list[Any]:
+    """The first of `keys` that is there, a list; an empty one where none is."""
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, list):
+            raise InputError(f"{key}: expected a list, got {shown(value)}")
+        return value
+    return []
+
+
+def word(config: Config, key: str) -> str:
+    """A text, empty where there is none."""
+    value = config.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{key}: expected text, got {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in an error, short."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,113 @@
+"""What the words of a command ask for: a scenario file, a pasted line, a manifest or a log."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from servecast.costmodels.errors import InputError
+from servecast.scenarios.bootlog import BootLog, read_boot_log
+from servecast.scenarios.build import Setup, set_up
+from servecast.scenarios.init import minimal_text
+from servecast.scenarios.load import load_scenario, scenario_of
+from servecast.scenarios.manifests import line_of_file
+from servecast.scenarios.serve import ServeLine, parse_line
+
+#: Options of ours that may stand among vLLM's flags, and those that take no value.
+OWN = ("hardware", "vllm-version", "boot-log")
+OWN_SWITCHES = ("json",)
+
+
+def own_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Words without our own options, and these.
+
+    >>> own_options(["vllm", "serve", "m", "--hardware", "l4", "--json"])
+    (['vllm', 'serve', 'm'], {'hardware': 'l4', 'json': ''})
+    """
+    rest: list[str] = []
+    own: dict[str, str] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in (*OWN, *OWN_SWITCHES):
+            rest.append(word)
+        elif name in OWN_SWITCHES:
+            own[name] = ""
+        elif equals or queue:
+            own[name.replace("-", "_")] = value if equals else queue.pop(0)
+        else:
+            raise InputError(f"--{name} needs a value")
+    return rest, own
+
+
+def asked_line(
+    words: Sequence[str], file: Path | None, service: str | None = None
+) -> tuple[ServeLine, dict[str, str]]:
+    """The line of the words, or of a file, and our options among the words."""
+    rest, own = own_options(words)
+    if file is None:
+        return parse_line(rest), own
+    if rest:
+        raise InputError(f"--from {file}: give either a file or a line, not {rest[0]!r} too")
+    return line_of_file(file, service), own
+
+
+def asked_setup(
+    words: Sequence[str],
+    options: Mapping[str, str | None],
+    *,
+    boot_log: Path | None = None,
+    file: Path | None = None,
+    service: str | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[Setup, BootLog | None, dict[str, str]]:
+    """What is to start, the log to compare it with, and our options among the words.
+
+    A log also tells the release, where nothing else does; without a line it tells the flags.
+
+    Raises InputError for whatever is missing or cannot be read.
+    """
+    rest, own = own_options(words)
+    named = {key: value for key, value in options.items() if value is not None}
+    named |= {key: value for key, value in own.items() if value}
+    log_path = Path(named["boot_log"]) if "boot_log" in named else boot_log
+    log = read_boot_log(log_path) if log_path is not None else None
+    if file is None and len(rest) == 1 and rest[0].endswith((".yaml", ".yml")):
+        extra = [
+            f"{key if key == 'hardware' else 'engine.' + key}={named[key]}"
+            for key in ("hardware", "vllm_version")
+            if key in named
+        ]
+        return set_up(load_scenario(rest[0], [*overrides, *extra])), log, own
+    if overrides:
+        raise InputError("--set: changes keys of a scenario file; here, change the flags")
+    if file is None and not rest and log is not None:
+        line = line_of_log(log)
+    else:
+        line, _ = asked_line(rest, file, service)
+    if "vllm_version" in named:
+        line.engine["vllm_version"] = named["vllm_version"]
+    elif log is not None and log.version is not None:
+        line.engine.setdefault("vllm_version", str(log.version))
+    hardware = named.get("hardware") or line.hardware
+    if hardware is None:
+        raise InputError("--hardware: name the device (`servecast models` lists them)")
+    loaded = scenario_of(minimal_text(line, hardware), "vllm serve")
+    return set_up(loaded), log, own
+
+
+def line_of_log(log: BootLog) -> ServeLine:
+    """The flags that a log shows; raises InputError where it does not name the model."""
+    if log.model is None:
+        raise InputError("--boot-log: names no model; give the line too")
+    flags: dict[str, Any] = {
+        "max_model_len": log.max_model_len,
+        "gpu_memory_utilization": log.gpu_memory_utilization,
+        "max_num_batched_tokens": log.max_num_batched_tokens,
+        "max_num_seqs": log.max_num_seqs,
+        "tensor_parallel_size": log.tensor_parallel_size,
+        "pipeline_parallel_size": log.pipeline_parallel_size,
+        "enforce_eager": log.enforce_eager,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    return ServeLine(model=log.model, engine=given)

@@ -1,0 +1,276 @@
+"""`servecast kv`: will it start, and how many KV blocks will there be; if not, what would help."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kv_format import kv_format
+from servecast.costmodels.memory import GIB, Z90, MemoryPlan, free_at_start_bytes
+from servecast.costmodels.quantization import with_quantization
+from servecast.scenarios.bootlog import BootLog
+from servecast.scenarios.build import Setup
+
+#: Splits that a fix tries, smallest first: inside a node, and over two where nothing else helps.
+TENSOR_SIZES = (2, 4, 8)
+TWO_NODES = (16,)
+
+#: Room below this after the start is told: capture and warm-up ask for more than they keep.
+TIGHT_BYTES = 2 * GIB
+
+#: Changes in pairs are tried where none alone is enough, and as many are given.
+MOST_PAIRS = 3
+
+PARTS = {
+    "weights": "weights",
+    "activation": "activation peak",
+    "graph": "CUDA graphs",
+    "other": "non-torch memory",
+    "total": "the device's memory",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Flags that were set otherwise, and the set-up that this makes."""
+
+    flags: Mapping[str, Any]
+    setup: Setup
+
+
+def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
+    """The predicted start as plain values, sizes in GiB of one device.
+
+    Keys `starts`, `weights_gib`, `activation_gib`, `graph_gib`, `other_gib`, `kv_gib`,
+    `kv_blocks` (vLLM's num_gpu_blocks), `kv_tokens`, `max_concurrency`, `interval` (90 %),
+    `least_sure`, `fixes` and `notes`; with a log also `logged` and what differs.
+    """
+    plan = setup.plan()
+    low, high = plan.tokens_interval
+    answer: dict[str, Any] = {
+        "model": setup.model.name,
+        "hardware": setup.hardware.name,
+        "devices": setup.parallel.devices,
+        "vllm_version": str(setup.memory.version),
+        "starts": plan.fits,
+        "total_gib": _gib(plan.total_bytes),
+        "budget_gib": _gib(plan.budget_bytes),
+        "weights_gib": _gib(plan.weights_bytes),
+        "activation_gib": _gib(plan.activation_bytes),
+        "graph_gib": _gib(plan.graph_bytes),
+        "graph_deducted": setup.memory.deducts_graphs,
+        "other_gib": _gib(plan.other_bytes),
+        "kv_gib": _gib(plan.kv_bytes),
+        "kv_blocks": plan.num_gpu_blocks,
+        "block_size": plan.block_size,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_tokens": plan.tokens,
+        "max_model_len": plan.max_model_len,
+        "max_concurrency": round(plan.max_concurrency, 2),
+        "interval": {
+            "kv_tokens": [low, high],
+            "kv_gib": [
+                _gib(plan.kv_bytes - Z90 * plan.doubt.kv_bytes),
+                _gib(plan.kv_bytes + Z90 * plan.doubt.kv_bytes),
+            ],
+            **{
+                f"{name}_gib": _around(plan, name)
+                for name in ("weights", "activation", "graph", "other")
+            },
+        },
+        "least_sure": PARTS[plan.doubt.least_sure],
+        "reason": None if plan.fits else plan.explain(),
+        "estimated_max_model_len": plan.longest_tokens,
+        "fixes": [] if plan.fits else fixes(setup),
+        "notes": list(_notes(setup, plan)),
+    }
+    if log is not None:
+        answer["logged"] = logged(log)
+        answer["notes"] += _differences(setup, log)
+    return answer
+
+
+def _around(plan: MemoryPlan, name: str) -> list[float]:
+    size: int = getattr(plan, f"{name}_bytes")
+    doubt: float = getattr(plan.doubt, f"{name}_bytes")
+    return [_gib(max(0.0, size - Z90 * doubt)), _gib(size + Z90 * doubt)]
+
+
+def _gib(size: float) -> float:
+    return round(size / GIB, 3)
+
+
+def fixes(setup: Setup) -> list[dict[str, Any]]:
+    """The smallest changes that would make it start, each with its result.
+
+    One flag at a time; where none is enough, pairs.
+    """
+    found = [change for change in _single(setup) if change.setup.plan().fits]
+    if not found:
+        for change in _large(setup):
+            seconds = (second for second in _single(change.setup) if second.setup.plan().fits)
+            for second in seconds:
+                pair = {**change.flags, **second.flags}
+                if len(pair) == 2 and all(pair != other.flags for other in found):
+                    found.append(Change(pair, second.setup))
+                    break
+            if len(found) == MOST_PAIRS:
+                break
+    if not found:
+        found = [change for change in _split(setup, TWO_NODES) if change.setup.plan().fits]
+    return [_result(change) for change in found]
+
+
+def _result(change: Change) -> dict[str, Any]:
+    plan = change.setup.plan()
+    return {
+        "change": dict(change.flags),
+        "kv_gib": _gib(plan.kv_bytes),
+        "kv_tokens": plan.tokens,
+        "max_model_len": plan.max_model_len,
+        "max_concurrency": round(plan.max_concurrency, 2),
+    }
+
+
+def _single(setup: Setup) -> Iterator[Change]:
+    """Changes of one flag, the smallest of its kind that might do."""
+    memory = setup.memory
+    free = free_at_start_bytes(setup.hardware) / setup.hardware.memory_bytes
+    start = round(100 * memory.gpu_memory_utilization) + 1
+    yield from _first(
+        _memory(setup, gpu_memory_utilization=percent / 100)
+        for percent in range(start, int(100 * free) + 1)
+    )
+    longest = setup.plan().longest_tokens
+    if 0 < longest < setup.plan().max_model_len:
+        yield _memory(setup, max_model_len=longest)
+    yield from _first(_memory(setup, max_num_seqs=seqs) for seqs in _halves(memory.max_num_seqs, 1))
+    yield from _first(
+        _memory(setup, max_num_batched_tokens=tokens)
+        for tokens in _halves(memory.max_num_batched_tokens, max(256, memory.max_num_seqs))
+    )
+    if memory.deducts_graphs and not memory.enforce_eager:
+        yield _memory(setup, enforce_eager=True)
+    if memory.kv.bits >= 16:
+        fp8 = kv_format(setup.model, "fp8")
+        yield Change({"kv_cache_dtype": "fp8"}, replace(setup, memory=replace(memory, kv=fp8)))
+    yield from _first(_split(setup))
+    yield from _first(_quantised(setup))
+
+
+def _first(changes: Iterator[Change]) -> Iterator[Change]:
+    """The first that starts, if any does."""
+    for change in changes:
+        if change.setup.plan().fits:
+            yield change
+            return
+
+
+def _memory(setup: Setup, **flags: Any) -> Change:
+    return Change(flags, replace(setup, memory=replace(setup.memory, **flags)))
+
+
+def _halves(size: int, least: int) -> Iterator[int]:
+    """Powers of two below a size, largest first."""
+    half = 1 << max(0, (size - 1).bit_length() - 1)
+    while half >= least:
+        yield half
+        half //= 2
+
+
+def _split(setup: Setup, sizes: tuple[int, ...] = TENSOR_SIZES) -> Iterator[Change]:
+    """Over more devices, where the model's heads allow it."""
+    for ranks in sizes:
+        if ranks > setup.memory.tensor:
+            change = Change(
+                {"tensor_parallel_size": ranks},
+                replace(
+                    setup,
+                    memory=replace(setup.memory, tensor=ranks),
+                    parallel=replace(setup.parallel, tensor=ranks),
+                ),
+            )
+            try:
+                change.setup.plan()
+            except InputError:
+                continue
+            yield change
+
+
+def _quantised(setup: Setup) -> Iterator[Change]:
+    if setup.model.quantization is None:
+        for method in ("fp8", "awq"):
+            model = with_quantization(setup.model, method)
+            yield Change({"quantization": method}, replace(setup, model=model))
+
+
+def _large(setup: Setup) -> Iterator[Change]:
+    """Changes that free much, from which a second may go on."""
+    yield from _quantised(setup)
+    yield from _split(setup)
+
+
+def _notes(setup: Setup, plan: MemoryPlan) -> Iterator[str]:
+    model, memory = setup.model, setup.memory
+    if plan.fits and plan.tokens_interval[0] < plan.max_model_len:
+        yield "the interval reaches below one request of max_model_len: it may not start"
+    if plan.fits and plan.after_start_bytes < TIGHT_BYTES:
+        yield (
+            f"{max(0.0, plan.after_start_bytes / GIB):.1f} GiB is left when the largest batch is "
+            "sampled: graph capture and warm-up have failed with less than 2"
+        )
+    if model.vision_parameters and memory.vision:
+        size = model.vision_parameters * model.dtype_bytes / GIB
+        yield f"the vision tower's {size:.2f} GiB are counted; images are not simulated"
+    if not memory.kv.in_vllm:
+        yield f"kv_cache_dtype {memory.kv.name}: vLLM has no such format"
+    if plan.layout.padding_layers:
+        yield f"vLLM adds {plan.layout.padding_layers} padding layers to make its KV groups even"
+    if plan.block_size != memory.block_size:
+        yield (
+            f"vLLM sets the attention block size to {plan.block_size} tokens, so that a block "
+            "holds a recurrent state"
+        )
+    if memory.v0:
+        yield "this release runs the V0 engine: memory is counted as it did"
+
+
+def logged(log: BootLog) -> dict[str, Any]:
+    """What the log says, under the answer's names."""
+    return {
+        "vllm_version": str(log.version) if log.version else None,
+        "starts": log.failure is None,
+        "failure": log.failure,
+        "total_gib": log.total_gib,
+        "weights_gib": log.weights_gib,
+        "activation_gib": log.activation_gib,
+        "graph_gib": log.graph_gib,
+        "graph_estimate_gib": log.graph_estimate_gib,
+        "other_gib": log.other_gib,
+        "kv_gib": log.kv_gib,
+        "kv_blocks": log.blocks,
+        "kv_tokens": log.tokens,
+        "max_concurrency": log.max_concurrency,
+    }
+
+
+def _differences(setup: Setup, log: BootLog) -> list[str]:
+    """Flags that the log shows otherwise."""
+    memory = setup.memory
+    pairs = {
+        "max_model_len": (log.max_model_len, memory.max_model_len),
+        "gpu_memory_utilization": (log.gpu_memory_utilization, memory.gpu_memory_utilization),
+        "max_num_batched_tokens": (log.max_num_batched_tokens, memory.max_num_batched_tokens),
+        "max_num_seqs": (log.max_num_seqs, memory.max_num_seqs),
+        "tensor_parallel_size": (log.tensor_parallel_size, memory.tensor),
+        "pipeline_parallel_size": (log.pipeline_parallel_size, memory.pipeline),
+    }
+    found = [
+        f"the log was made with {name} {theirs:g}, the prediction is for {ours:g}"
+        for name, (theirs, ours) in pairs.items()
+        if theirs is not None and ours is not None and abs(theirs - ours) > 1e-6
+    ]
+    total = setup.hardware.memory_bytes / GIB
+    if log.total_gib is not None and abs(log.total_gib - total) > 0.02:
+        found.append(f"the log's device has {log.total_gib:g} GiB, {total:.2f} are assumed")
+    return found

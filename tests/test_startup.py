@@ -1,0 +1,210 @@
+"""`servecast kv`: what would start, what would not and what would help, beside real logs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from servecast.costmodels.errors import InputError
+from servecast.reports.startup_console import render_startup
+from servecast.scenarios.asked import asked_setup, own_options
+from servecast.scenarios.build import build
+from servecast.scenarios.cli import app
+from servecast.scenarios.load import load_scenario
+from servecast.scenarios.startup import start_up
+
+SCENARIO = """
+name: small
+model: meta-llama/Llama-3.1-8B
+hardware: h100-sxm
+engine: {max_model_len: 8192, vllm_version: 0.19.0, gpu_memory_utilization: 0.95}
+workload:
+  arrivals: {kind: poisson, rate_per_s: 2, requests: 40}
+  lengths: {kind: fixed, input_tokens: 200, output_tokens: 50}
+"""
+
+LOG = """
+(EngineCore pid=1) INFO Initializing a V1 LLM engine (v0.19.0) with config: \
+model='meta-llama/Llama-3.1-8B', max_seq_len=8192
+(EngineCore pid=1) INFO Model loading took 14.99 GiB memory and 14.4 seconds
+(EngineCore pid=1) INFO Available KV cache memory: 58.11 GiB
+(EngineCore pid=1) INFO GPU KV cache size: 476,016 tokens
+(EngineCore pid=1) INFO Maximum concurrency for 8,192 tokens per request: 58.11x
+"""
+
+
+def answer_to(words: str, **options: Any) -> dict[str, Any]:
+    setup, log, _ = asked_setup(words.split(), {}, **options)
+    return start_up(setup, log)
+
+
+def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
+    answer = answer_to("vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --hardware h100")
+    assert answer["starts"] and answer["fixes"] == []
+    taken = sum(answer[f"{part}_gib"] for part in ("weights", "activation", "graph", "other"))
+    assert taken + answer["kv_gib"] == pytest.approx(answer["budget_gib"], abs=0.01)
+    assert answer["kv_tokens"] == answer["kv_blocks"] * 16
+    assert answer["max_concurrency"] == pytest.approx(answer["kv_tokens"] / 8192, abs=0.01)
+    low, high = answer["interval"]["kv_tokens"]
+    assert low < answer["kv_tokens"] < high
+    assert answer["least_sure"] in ("CUDA graphs", "non-torch memory")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        # The context is too long for what is left.
+        (
+            "vllm serve meta-llama/Llama-3.1-8B --hardware rtx-4090",
+            {("max_model_len",), ("tensor_parallel_size",)},
+        ),
+        # The sampler takes what the pool would need.
+        (
+            "vllm serve Qwen/Qwen3-8B --hardware l4 --max-num-seqs 2048 --max-model-len 16384 "
+            "--max-num-batched-tokens 4096",
+            {("max_num_seqs",), ("quantization",)},
+        ),
+        # The weights alone are too large.
+        (
+            "vllm serve meta-llama/Llama-3.1-70B --max-model-len 8192 --hardware h100-sxm",
+            {("tensor_parallel_size",), ("quantization",)},
+        ),
+        # No one change is enough.
+        (
+            "vllm serve meta-llama/Llama-3.1-405B --hardware h100-sxm",
+            {("quantization", "tensor_parallel_size")},
+        ),
+    ],
+)
+def test_fixes_are_named_and_start(words: str, flags: set[tuple[str, ...]]) -> None:
+    answer = answer_to(words)
+    assert not answer["starts"] and answer["reason"].startswith("does not start")
+    changes = {tuple(sorted(fix["change"])) for fix in answer["fixes"]}
+    assert flags <= changes
+    for fix in answer["fixes"]:
+        again = words + "".join(
+            f" --{key.replace('_', '-')}={value}" for key, value in fix["change"].items()
+        )
+        fixed = answer_to(again)
+        assert fixed["starts"], fix
+        assert fixed["kv_tokens"] == fix["kv_tokens"]
+
+
+def test_the_suggested_length_is_the_longest() -> None:
+    words = "vllm serve meta-llama/Llama-3.1-8B --hardware rtx-4090 --max-model-len "
+    longest = answer_to(words + "100000")["estimated_max_model_len"]
+    assert answer_to(words + str(longest))["starts"]
+    assert not answer_to(words + str(longest + 16))["starts"]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("google/gemma-3-12b-it --hardware h100 --max-model-len 8192", "vision tower"),
+        ("google/gemma-3-4b-it --hardware h100 --max-model-len 8192", "1 padding layers"),
+        ("Qwen/Qwen3.5-27B --hardware h200 --max-model-len 8192", "attention block size"),
+        ("Qwen/Qwen3-8B --hardware h100 --kv-cache-dtype kivi2", "vLLM has no such format"),
+        (
+            "Qwen/Qwen3-8B --hardware h100 --max-model-len 8192 --gpu-memory-utilization 0.98",
+            "graph capture",
+        ),
+    ],
+)
+def test_notes(words: str, part: str) -> None:
+    assert part in " ".join(answer_to(f"vllm serve {words}")["notes"])
+
+
+def test_a_log_stands_beside_the_prediction(tmp_path: Path) -> None:
+    path = tmp_path / "boot.log"
+    path.write_text(LOG)
+    answer = answer_to(
+        "vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096 --hardware h100",
+        boot_log=path,
+    )
+    assert answer["vllm_version"] == "0.19.0"  # the log says so
+    assert answer["logged"]["kv_tokens"] == 476_016
+    assert any("max_model_len 8192" in note for note in answer["notes"])
+    alone = answer_to(f"--boot-log {path} --hardware h100-sxm")
+    assert alone["max_model_len"] == 8192
+    assert alone["weights_gib"] == pytest.approx(14.99, abs=0.01)
+
+
+def test_a_scenario_takes_the_pool_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "boot.log").write_text(LOG)
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("engine: {", "engine: {boot_log: boot.log, "))
+    assert build(load_scenario(path)).memory.num_gpu_blocks == 476_016 // 16
+    path.write_text(SCENARIO.replace("engine: {", "engine: {boot_log: none.log, "))
+    with pytest.raises(InputError, match=r"none\.log: cannot be read"):
+        build(load_scenario(path))
+
+
+def test_own_options_stand_anywhere_among_vllm_s() -> None:
+    words = ["vllm", "serve", "--hardware=l4", "m", "--json", "--vllm-version", "0.19"]
+    rest, own = own_options(words)
+    assert rest == ["vllm", "serve", "m"]
+    assert own == {"hardware": "l4", "json": "", "vllm_version": "0.19"}
+    with pytest.raises(InputError, match="--hardware needs a value"):
+        own_options(["--hardware"])
+
+
+@given(st.sampled_from(["h100-sxm", "rtx-4090", "l4"]), st.integers(1, 4096), st.integers(1, 15))
+def test_every_answer_can_be_shown(hardware: str, seqs: int, length: int) -> None:
+    from rich.console import Console
+
+    answer = answer_to(
+        f"vllm serve Qwen/Qwen3-8B --max-num-seqs {seqs} --max-model-len {2**length} "
+        f"--max-num-batched-tokens 8192 --hardware {hardware}"
+    )
+    console = Console(record=True, width=100, file=None, quiet=True)
+    console.print(render_startup(answer))
+    assert json.dumps(answer)
+
+
+# --- the command line
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words), standalone_mode=False)
+
+
+def test_kv_prints_vllm_s_words_or_json(tmp_path: Path) -> None:
+    line = ["--", "vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "8k", "--hardware", "h100"]
+    shown = run("kv", *line).output
+    assert "Model loading took" in shown and "GPU KV cache size" in shown
+    found = json.loads(run("kv", "--json", *line).output)
+    assert set(found) >= {
+        *("starts", "weights_gib", "activation_gib", "graph_gib", "other_gib", "kv_gib"),
+        *("kv_blocks", "kv_tokens", "max_concurrency", "interval", "fixes"),
+    }
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    of_file = json.loads(run("kv", str(path), "--json").output)
+    assert of_file["kv_tokens"] == pytest.approx(476_016, rel=0.001)
+    smaller = json.loads(run("kv", str(path), "--json", "--set", "engine.block_size=32").output)
+    assert smaller["block_size"] == 32
+
+
+def test_what_kv_cannot_answer() -> None:
+    for words, message in (
+        (["kv"], "no model"),
+        (["kv", "--", "vllm", "serve", "Qwen/Qwen3-8B"], "--hardware: name the device"),
+        (["kv", "nowhere.yaml"], r"cannot be read"),
+        (["init", "--", "vllm", "serve", "Qwen/Qwen3-8B"], "--hardware: name the device"),
+        (["kv", "--hardware", "h100", "--", "m/m", "--vllm-version", "0.3"], "known from 0.6.0"),
+    ):
+        result = run(*words)
+        assert isinstance(result.exception, InputError)
+        assert message in str(result.exception)
+
+
+def test_help_of_init_lists_the_flags() -> None:
+    from servecast.scenarios.flags import understood
+
+    text = understood()
+    for flag in ("max-num-seqs", "speculative-config", "tool-call-parser", "kv-transfer-config"):
+        assert flag in text
