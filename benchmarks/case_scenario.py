@@ -7,11 +7,15 @@ have raises `NotRead`.
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
 from case_words import SHORT, Flags, device_of, model_of, not_modelled, number, quantization_of
+
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.versions import parse_version
 
 Json = dict[str, Any]
 
@@ -24,9 +28,6 @@ UNKNOWN_MODEL = "meta-llama/Llama-3.1-8B"
 SHAREGPT_MEANS = (217.0, 201.0)
 SHAREGPT_SIGMAS = (1.2, 1.0)
 SHAREGPT_LIMIT = 1024
-
-#: Defaults that were others in older versions: (key, value, version from which ours holds).
-OLDER_DEFAULTS = (("async_scheduling", False, (0, 14)), ("gpu_memory_utilization", 0.9, (0, 20)))
 
 #: Requests of a closed loop whose number is not stated: enough that its ends do not count.
 CLOSED_REQUESTS = 6000
@@ -106,7 +107,7 @@ def _scenario(setting: Setting, notes: list[str]) -> Json:
         raise NotRead(quantization)
     if quantization and "quantization" not in engine:
         engine["quantization"] = quantization
-    _older_defaults(setting.engine_text, engine)
+    _release(setting.engine_text, engine)
     workload = _workload(setting, notes)
     _pool_of(setting.flags_text, workload, engine, notes)
     return {
@@ -159,13 +160,12 @@ def _device(setting: Setting, notes: list[str]) -> str:
     return UNKNOWN_DEVICE
 
 
-def _older_defaults(engine_text: str, engine: Json) -> None:
-    version = re.search(r"vLLM (?:V\d )?(\d+)\.(\d+)", engine_text)
-    if version is None:
-        return
-    for key, value, since in OLDER_DEFAULTS:
-        if (int(version[1]), int(version[2])) < since:
-            engine.setdefault(key, value)
+def _release(engine_text: str, engine: Json) -> None:
+    """The release of vLLM, whose defaults and memory then hold."""
+    version = re.search(r"vLLM (?:V\d )?(\d+\.\d+(?:\.\d+)?)", engine_text)
+    if version is not None:
+        with suppress(InputError):
+            engine.setdefault("vllm_version", str(parse_version(version[1])))
 
 
 def _workload(setting: Setting, notes: list[str]) -> Json:

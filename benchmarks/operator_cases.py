@@ -24,6 +24,7 @@ from case_reading import read_case, why_not
 from case_scenario import CasePoint, NotRead
 from pydantic import ValidationError
 
+from servecast.costmodels.versions import ASYNC_SINCE, parse_version
 from servecast.scenarios.load import first_problem
 from servecast.scenarios.points import Point, evaluate
 from servecast.scenarios.schema import Scenario
@@ -158,6 +159,10 @@ def metrics_of(result: Mapping[str, Any], scenario: Scenario) -> dict[str, float
 def _unstated(point: CasePoint, scenario: Scenario) -> Iterator[tuple[dict[str, Any], str]]:
     """Flags that the operator must have set for it to start, and the case does not tell."""
     engine = scenario.engine
+    if engine.vllm_version is not None:
+        older = parse_version(engine.vllm_version) < ASYNC_SINCE
+        now = {"vllm_version": None} | ({"async_scheduling": False} if older else {})
+        yield now, f"does not start as {engine.vllm_version} counts memory: 0.32's count stands in"
     split: dict[str, Any] = {}
     if engine.tensor_parallel_size is None and point.devices > 1:
         split = {"tensor_parallel_size": point.devices}

@@ -37,10 +37,10 @@ SORTING_BYTES_PER_LOGIT = 38.4
 NO_SORT_SINCE = Version(0, 17)
 
 #: FlashInfer's sampler, where it was installed, was on by default in these and sorts nothing.
-#: Which of the two ran depends on the installation; logs of 0.10.1 show the small peak, those
-#: of 0.8 and 0.9 the large one.
-FLASHINFER_BY_DEFAULT = (Version(0, 8), Version(0, 10, 2))
-FLASHINFER_SEEN = (Version(0, 10, 1), Version(0, 10, 2))
+#: Which of the two ran depends on the installation: four logs of 0.10.1.1 show the small peak,
+#: those of 0.9.2, 0.10.0, 0.10.1 and 0.10.2 the large one.
+FLASHINFER_BY_DEFAULT = (Version(0, 8), Version(0, 11))
+FLASHINFER_SEEN = (Version(0, 10, 1, 1), Version(0, 10, 2))
 
 #: The top-k/top-p kernel keeps one fp32 row of the vocabulary for each program in flight.
 SAMPLER_BUFFER_BYTES_PER_LOGIT = 4
@@ -481,7 +481,8 @@ def doubt_of(
         per_logit = SORTING_BYTES_PER_LOGIT - SAMPLER_BYTES_PER_LOGIT
         activation_doubt.append(0.5 * per_logit * engine.max_num_seqs * model.vocab_size)
     if model.vision_parameters and engine.vision:
-        activation_doubt.append(0.2 * GIB)
+        tower = 0.4 * model.vision_profile_numbers * model.dtype_bytes
+        activation_doubt.append(max(0.2 * GIB, tower))
     return Doubt(
         weights_bytes=(0.01 if model.quantization else 0.003) * weights,
         activation_bytes=sqrt(sum(part**2 for part in activation_doubt)),

@@ -11,14 +11,16 @@ from servecast.costmodels.errors import InputError
 
 
 class Version(NamedTuple):
-    """A release of vLLM."""
+    """A release of vLLM; some have a fourth number (0.10.1.1)."""
 
     major: int
     minor: int
     patch: int = 0
+    fix: int = 0
 
     def __str__(self) -> str:
-        return f"{self.major}.{self.minor}.{self.patch}"
+        release = f"{self.major}.{self.minor}.{self.patch}"
+        return f"{release}.{self.fix}" if self.fix else release
 
 
 LATEST = Version(0, 32)
@@ -32,10 +34,12 @@ def parse_version(text: str) -> Version:
 
     Raises InputError where there is none, or one before 0.6.
     """
-    found = re.search(r"(?<![\d.])v?(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?", text)
+    found = re.search(
+        r"(?<![\d.])v?(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3})(?:\.(\d{1,2})(?![\w.+]))?)?", text
+    )
     if found is None:
         raise InputError(f"vllm_version: {text!r}: expected a release such as {LATEST}")
-    version = Version(int(found[1]), int(found[2]), int(found[3] or 0))
+    version = Version(*(int(number or 0) for number in found.groups()))
     if version < OLDEST:
         raise InputError(f"vllm_version: {text!r}: known from {OLDEST} on")
     return version
@@ -48,6 +52,10 @@ GRAPHS_DEDUCTED_SINCE = Version(0, 20)
 
 #: V1 is the default engine from 0.8; before, V0.
 V1_SINCE = Version(0, 8)
+
+
+#: The next step is planned while the device computes this one, by default, from this release.
+ASYNC_SINCE = Version(0, 14)
 
 
 def default_gpu_memory_utilization(version: Version = LATEST) -> float:

@@ -82,6 +82,11 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]
         "" if theirs is None else f"{theirs:,}",
         "" if not theirs else f"{100 * (answer['kv_blocks'] / theirs - 1):+.1f} %",
     )
+    yield (
+        f"KV of one request of {answer['max_model_len']:,} tokens",
+        f"{answer['request_gib']:.2f} GiB",
+        *("", "", ""),
+    )
     theirs = log.get("max_concurrency")
     length = answer["max_model_len"]
     yield (

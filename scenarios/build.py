@@ -16,6 +16,7 @@ from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.versions import (
+    ASYNC_SINCE,
     LATEST,
     V1_SINCE,
     batch_defaults,
@@ -226,7 +227,11 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "enforce_eager": hardware.kind != "gpu",
-        "async_scheduling": hardware.kind == "gpu" and (flags.pipeline_parallel_size or 1) == 1,
+        "async_scheduling": (
+            hardware.kind == "gpu"
+            and (flags.pipeline_parallel_size or 1) == 1
+            and version >= ASYNC_SINCE
+        ),
         "batching": "continuous",
         "batch_wait_s": 0.05,
         "preemption_mode": "recompute",

@@ -42,11 +42,13 @@ def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
     """The predicted start as plain values, sizes in GiB of one device.
 
     Keys `starts`, `weights_gib`, `activation_gib`, `graph_gib`, `other_gib`, `kv_gib`,
-    `kv_blocks` (vLLM's num_gpu_blocks), `kv_tokens`, `max_concurrency`, `interval` (90 %),
+    `kv_blocks` (vLLM's num_gpu_blocks), `kv_tokens`, `request_gib` (one request of
+    max_model_len), `max_concurrency`, `interval` (90 %),
     `least_sure`, `fixes` and `notes`; with a log also `logged` and what differs.
     """
     plan = setup.plan()
     low, high = plan.tokens_interval
+    block_bytes = plan.layout.block_bytes
     answer: dict[str, Any] = {
         "model": setup.model.name,
         "hardware": setup.hardware.name,
@@ -66,6 +68,7 @@ def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_tokens": plan.tokens,
         "max_model_len": plan.max_model_len,
+        "request_gib": _gib(plan.layout.request_blocks(plan.max_model_len) * block_bytes),
         "max_concurrency": round(plan.max_concurrency, 2),
         "interval": {
             "kv_tokens": [low, high],

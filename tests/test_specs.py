@@ -23,6 +23,8 @@ from servecast.costmodels.hf_config import model_from_config
 from servecast.costmodels.kv_format import BFLOAT16, kv_format
 from servecast.costmodels.kv_layout import kv_bytes_per_token
 from servecast.costmodels.quantization import parse_quantization, with_quantization
+from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.shape import StepShape
 from servecast.costmodels.specs import ModelSpec, Parallelism
 from servecast.costmodels.weights import (
     active_parameters,
@@ -160,6 +162,30 @@ def test_kv_splits_over_ranks_until_heads_run_out(tensor: int, name: str) -> Non
     split = kv_bytes_per_token(model, BFLOAT16, tensor)
     heads = model.num_key_value_heads
     assert split == whole / min(tensor, heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        # Parameters that a token meets, as the model cards state them.
+        ("Llama-3.1-8B", 8.03e9),
+        ("Qwen3-30B-A3B", 3.34e9),
+        ("DeepSeek-V3", 37.6e9),
+        # Their card leaves the input table (201,088 x 2,880) out.
+        ("gpt-oss-20b", 3.61e9 + 0.579e9),
+        ("gpt-oss-120b", 5.13e9 + 0.579e9),
+        ("Mixtral-8x7B-v0.1", 12.88e9),
+    ],
+)
+def test_flops_of_a_token_are_twice_its_parameters(name: str, active: float) -> None:
+    """2 FLOPs a weight, the input table's looked up and not multiplied."""
+    model = load_model(name)
+    assert active_parameters(model) == pytest.approx(active, rel=0.01)
+    step = Roofline(model=model, hardware=load_hardware("h100-sxm")).step(
+        StepShape(decodes=1, decode_tokens=1, decode_context_tokens=1, sampled=1)
+    )
+    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    assert step.flops == pytest.approx(2 * (active_parameters(model) - looked_up), rel=0.01)
 
 
 # --- splitting and storing weights
