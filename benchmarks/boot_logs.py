@@ -28,6 +28,7 @@ from servecast.costmodels.versions import (
     batch_defaults,
     default_gpu_memory_utilization,
     parse_version,
+    runs_v0,
 )
 
 DEFAULT_FILE = Path(__file__).parents[2] / "shared/validation/boot_logs.csv"
@@ -119,8 +120,8 @@ def _version(row: Row) -> Version:
     text = row["vllm_version"]
     if not text:
         raise InputError("version not stated")
-    if re.search(r"patch|nightly|main|dev|image|Kunlun|XPU", text):
-        raise InputError(f"version {text!r} is no release")
+    if re.search(r"patch\)?$|patch |Kunlun|XPU", text):
+        raise InputError(f"version {text!r} is no release of vLLM's own")
     return parse_version(text)
 
 
@@ -136,7 +137,8 @@ def _hardware(row: Row) -> HardwareSpec:
 
 
 def _model(row: Row) -> ModelSpec:
-    model = load_model(row["model"])
+    name = re.split(r"[ (]", row["model"].strip())[0]
+    model = load_model(name)
     kinds = row["dtype_quant"].lower()
     if model.quantization is None:
         for word, method in (("fp8", "fp8"), ("w8a8", "compressed-tensors"), ("gptq", "gptq")):
@@ -165,9 +167,11 @@ def _engine(row: Row, version: Version, hardware: HardwareSpec, model: ModelSpec
     max_model_len = _number(row["max_model_len"])
     if max_model_len is None:
         raise InputError("max_model_len not stated")
-    v0 = row["engine"] == "V0"
-    ruled = Version(0, 7, 3) if v0 and version >= Version(0, 8) else version
-    tokens, seqs = batch_defaults(ruled, hardware.memory_bytes, hardware.name, round(max_model_len))
+    stated = {"V0": False, "V1": True}.get(row["engine"].strip().upper())
+    v0 = runs_v0(version, hardware.compute_capability, stated)
+    tokens, seqs = batch_defaults(
+        version, hardware.memory_bytes, hardware.name, round(max_model_len), v0
+    )
     kv = row["kv_cache_dtype"].split("_e")[0] or "auto"
     return EngineMemory(
         gpu_memory_utilization=utilization,

@@ -8,6 +8,9 @@ from servecast.costmodels.versions import LATEST, Version
 #: Largest capture size by default; 1,024 on data-centre Blackwell from 0.28.
 DEFAULT_MAX_CAPTURE = 512
 
+#: Blackwell's larger sizes, and the two limits among the sizes, came with this release.
+LARGE_SINCE = Version(0, 28)
+
 #: Above 256 sizes step by 16 from this release; before, by 8.
 COARSE_SINCE = Version(0, 11, 1)
 
@@ -29,16 +32,24 @@ def capture_sizes(
     Up to min(2 * max_num_seqs, max_capture), with `max_num_seqs` and `max_num_batched_tokens`
     among them where they fit (vllm/config/vllm.py, `_set_cudagraph_sizes`, 0.32).
     """
+    if version < LARGE_SINCE:
+        max_capture = min(max_capture, DEFAULT_MAX_CAPTURE)
     ceiling = min(2 * max_num_seqs, max_capture) if version >= BOUNDED_SINCE else max_capture
     top = min(ceiling, max_num_batched_tokens)
     coarse = 16 if version >= COARSE_SINCE else 8
     sizes = {1, 2, 4, *range(8, min(top + 1, 256), 8), *range(256, top + 1, coarse)}
-    if version >= Version(0, 28):
+    if version >= LARGE_SINCE:
         if max_num_batched_tokens <= top:
             sizes.add(max_num_batched_tokens)
         if max_num_seqs <= min(ceiling, max_num_batched_tokens):
             sizes.add(max_num_seqs)
     return tuple(sorted(size for size in sizes if size <= top))
+
+
+def v0_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """V0 captured decodes alone: 1, 2, 4, by 8, up to the batch, and no more than 256."""
+    top = -(-max_num_seqs // 8) * 8 if max_num_seqs > 4 else max_num_seqs
+    return tuple(size for size in (1, 2, 4, *range(8, 257, 8)) if size <= top)
 
 
 def graph_count(sizes: Sequence[int], max_num_seqs: int, version: Version = LATEST) -> int:

@@ -38,9 +38,9 @@ class KvFormat:
         return (width * self.bits + scales * self.scale_bits) / 8
 
 
-#: vLLM 0.32's `--kv-cache-dtype`. Per-token-head formats keep a 32-bit scale for each key and
-#: each value of a head (v1/attention/backends/triton_attn.py, `customize_spec`); NVFP4 one of
-#: 8 bits for 16 numbers. Plain fp8 has one scale a layer.
+#: vLLM's `--kv-cache-dtype`, but for its turboquant names. Per-token-head formats keep a 32-bit
+#: scale for each key and each value of a head (v1/attention/backends/triton_attn.py,
+#: `customize_spec`); NVFP4 one of 8 bits for 16 numbers. Plain fp8 has one scale a layer.
 VLLM_FORMATS = {
     "float32": KvFormat("float32", 32),
     "bfloat16": KvFormat("bfloat16", 16),
@@ -48,10 +48,13 @@ VLLM_FORMATS = {
     "fp8": KvFormat("fp8", 8, unpack=1),
     "fp8_e4m3": KvFormat("fp8_e4m3", 8, unpack=1),
     "fp8_e5m2": KvFormat("fp8_e5m2", 8, unpack=1),
+    "fp8_inc": KvFormat("fp8_inc", 8, unpack=1),
+    "fp8_ds_mla": KvFormat("fp8_ds_mla", 8, unpack=1),
     "fp8_per_token_head": KvFormat("fp8_per_token_head", 8, -1, FP32_BITS, unpack=2),
     "int8_per_token_head": KvFormat("int8_per_token_head", 8, -1, FP32_BITS, unpack=2),
     "int4_per_token_head": KvFormat("int4_per_token_head", 4, -1, FP32_BITS, unpack=4),
     "nvfp4": KvFormat("nvfp4", 4, 16, 8, unpack=4),
+    "nvfp4_4over6": KvFormat("nvfp4_4over6", 4, 16, 8, unpack=4),
 }
 
 BFLOAT16 = VLLM_FORMATS["bfloat16"]

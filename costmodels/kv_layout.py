@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from math import ceil
 
 from servecast.costmodels.kv_format import SPARSE_MLA_BYTES, KvFormat
-from servecast.costmodels.specs import BYTES_OF_DTYPE, LinearMixer, ModelSpec
+from servecast.costmodels.specs import BYTES_OF_DTYPE, HardwareSpec, LinearMixer, ModelSpec
 from servecast.costmodels.versions import LATEST, Version
 from servecast.costmodels.weights import INDEX_SCALE_BYTES, kv_heads
 
 #: Groups of unlike layers came with V1's hybrid manager; before, a sliding layer held its whole
 #: context like any other.
 HYBRID_SINCE = Version(0, 9, 1)
+
+#: Chunked layers (Llama 4) are grouped like that by default from this release.
+CHUNKED_SINCE = Version(0, 14)
+
+#: With prefix caching two states of a sequence live at once ("align") from this release.
+ALIGN_SINCE = Version(0, 15)
 
 #: Since then the line `GPU KV cache size` is concurrency x max_model_len; before, blocks divided
 #: by groups (kv_cache_utils.py of 0.20.0 and 0.20.2).
@@ -169,16 +175,30 @@ def kv_layout(
         block_bytes=ceil(ceil(size / pipeline) * page),
         block_size=block_size,
         # With prefix caching a state before and one after the step live at once ("align").
-        state_blocks=(2 if enable_prefix_caching else 1) + num_speculative_tokens,
+        state_blocks=(2 if enable_prefix_caching and version >= ALIGN_SINCE else 1)
+        + num_speculative_tokens,
         in_flight_tokens=steps * max_num_batched_tokens,
         padding_layers=padding,
     )
 
 
+def mla_block_size(model: ModelSpec, hardware: HardwareSpec, version: Version = LATEST) -> int:
+    """Block size that an MLA backend sets for itself; 1 where it takes any.
+
+    64 for sparse MLA, and for FlashMLA on Hopper from 0.8.5 to 0.9.2; a log of 0.19 on H100
+    shows 16 again.
+    """
+    if model.mla is None or hardware.kind != "gpu":
+        return 1
+    flash = Version(0, 8, 5) <= version < Version(0, 10)
+    return 64 if model.mla.index_heads or (flash and hardware.compute_capability == 9.0) else 1
+
+
 def _kinds(model: ModelSpec, fmt: KvFormat, tensor: int, version: Version) -> list[_Kind]:
     full = model.attention_layers - model.sliding_layers
     token_bytes = layer_kv_bytes_per_token(model, fmt, tensor)
-    if not model.sliding_layers or version < HYBRID_SINCE:
+    since = CHUNKED_SINCE if model.chunked_attention else HYBRID_SINCE
+    if not model.sliding_layers or version < since:
         kinds = [_Kind("full", model.attention_layers, token_bytes)]
     else:
         name = "chunked" if model.chunked_attention else "sliding"

@@ -7,6 +7,7 @@ what PyTorch's allocator cannot hand out again.
 from math import ceil
 
 from servecast.costmodels.specs import ONE_DEVICE, HardwareSpec, ModelSpec, Parallelism
+from servecast.costmodels.versions import LATEST, Version
 from servecast.costmodels.weights import (
     Matrix,
     check_parallel,
@@ -22,10 +23,13 @@ MIB = 2**20
 #: with it rather than split off.
 LARGE, SEGMENT, KEPT = 10 * MIB, 2 * MIB, 1 * MIB
 
-#: What mxfp4 experts are padded to, (hidden, intermediate), by the kernel that a GPU gets:
-#: Marlin below compute capability 9, Triton's swizzled layout from there (vLLM 0.19,
-#: fused_moe/oracle/mxfp4.py; 256 for Triton's hidden size is seen in logs, not in that table).
-MXFP4_PADDING = {False: (256, 128), True: (256, 64)}
+#: What mxfp4 experts are padded to, (hidden, intermediate): by Marlin, and by Triton's swizzled
+#: layout (vLLM 0.19, fused_moe/oracle/mxfp4.py; 256 for Triton's hidden size is seen in logs, not
+#: in that table). Logs of 0.11 and 0.14 on H100 show the latter, those of 0.10.1, of 0.19 and of
+#: older GPUs the former.
+MARLIN_PADDING = (256, 128)
+TRITON_PADDING = (256, 64)
+TRITON_RELEASES = (Version(0, 10, 2), Version(0, 17))
 HOPPER = 9.0
 
 
@@ -35,16 +39,23 @@ def loaded_bytes(
     parallel: Parallelism = ONE_DEVICE,
     *,
     vision: bool = True,
+    expert_engines: int = 1,
+    version: Version = LATEST,
 ) -> int:
     """Bytes on the fullest device when the model is loaded, the vision tower's if `vision`.
+
+    `expert_engines` are the data-parallel engines over which a model's experts are spread.
 
     Of a pipeline that is a stage with an embedding or a head, and one layer more than others
     where stages do not divide the layers.
     """
     check_parallel(model, parallel)
     stage = ceil(model.num_layers / parallel.pipeline) / model.num_layers
+    padding = _mxfp4_padding(hardware, version)
     layers = sum(
-        matrix.layers * _layer_bytes(model, matrix, hardware)
+        matrix.layers
+        * _layer_bytes(model, matrix, padding)
+        / (expert_engines if matrix.group == "experts" else 1)
         for matrix in layer_matrices(model, parallel.tensor)
     )
     table = padded_vocab(model, parallel.tensor) * model.hidden_size * model.dtype_bytes
@@ -67,12 +78,18 @@ def allocated(size: float) -> float:
     return segment if segment - size <= KEPT else size
 
 
-def _layer_bytes(model: ModelSpec, matrix: Matrix, hardware: HardwareSpec) -> float:
+def _mxfp4_padding(hardware: HardwareSpec, version: Version) -> tuple[int, int]:
+    first, past = TRITON_RELEASES
+    triton = hardware.compute_capability >= HOPPER and first <= version < past
+    return TRITON_PADDING if triton else MARLIN_PADDING
+
+
+def _layer_bytes(model: ModelSpec, matrix: Matrix, padding: tuple[int, int]) -> float:
     """One layer's matrix; the experts of a layer are one tensor."""
     n, k = matrix.n, matrix.k
     quantization = model.quantization
     if matrix.group == "experts" and quantization and quantization.method == "mxfp4":
-        hidden, width = MXFP4_PADDING[hardware.compute_capability >= HOPPER]
+        hidden, width = padding
         up = matrix.name.endswith("_up")
         halves = 2 if up and model.gated_mlp else 1
         n = halves * _up_to(n // halves, width) if up else _up_to(n, hidden)

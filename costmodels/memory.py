@@ -13,7 +13,7 @@ they are), physical terms first.
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from servecast.costmodels.graphs import capture_sizes, graph_count
+from servecast.costmodels.graphs import capture_sizes, graph_count, v0_capture_sizes
 from servecast.costmodels.kv_format import BFLOAT16, KvFormat
 from servecast.costmodels.kv_layout import KvLayout, kv_bytes_per_token, kv_layout
 from servecast.costmodels.loading import HOPPER, loaded_bytes
@@ -23,10 +23,10 @@ from servecast.costmodels.weights import check_parallel
 
 GIB = 2**30
 
-#: A logit of the sampler's dummy run: in the model's 16 bits, in fp32, as a probability, and as
-#: exponential noise (vllm/v1/sample/sampler.py, ops/topk_topp_sampler.py). That all four are
+#: A logit of the sampler's dummy run, beside the model's own number: in fp32, as a probability,
+#: and as exponential noise (vllm/v1/sample/sampler.py, ops/topk_topp_sampler.py). That all are
 #: alive at the peak is inferred from the logs' "about 15 bytes", the buffer below included.
-SAMPLER_BYTES_PER_LOGIT = 2 + 4 + 4 + 4
+SAMPLER_BYTES_PER_LOGIT = 4 + 4 + 4
 
 #: The same where top-k and top-p sort the vocabulary: sorted values and 64-bit indices, their
 #: softmax and cumulative sum, and masks come on top. Nine logs of V1 0.10.2 to 0.16 on four
@@ -52,14 +52,21 @@ INPUT_BUFFER_BYTES = round(0.05 * GIB)
 #: Hidden states that are alive beside the MLP's own: input, residual, normed, output.
 LIVE_HIDDEN_STATES = 4
 
-#: Of one captured graph, per layer of the model.
+#: Of one captured graph, per layer of the model; of a layer of experts as much again. Estimates
+#: logged by 0.19 on H100 lie between 0.7 and 1.9 times this, docs/memory.md.
 GRAPH_BYTES_PER_LAYER = 224 * 1024
+
+#: One block of the pool is no request's from this release; the check at start leaves it out.
+NULL_BLOCK_SINCE = Version(0, 30)
 
 #: Taken before vLLM starts counting, so not part of the budget: only `free at start` shows it.
 CONTEXT_BYTES = round(0.51 * GIB)
 
 #: Logs round to 0.01 GiB; half of that is sure to be wrong.
 ROUNDING_BYTES = round(0.005 * GIB)
+
+#: Standard deviation of the graphs' estimate.
+GRAPH_DOUBT = 0.3
 
 #: A 90 % interval of a normal error.
 Z90 = 1.645
@@ -77,6 +84,7 @@ class EngineMemory:
     estimate_cudagraphs : take the graphs out of the KV budget
         (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None for the release's default
     cudagraph_capture_sizes : None for the release's own
+    expert_engines : data-parallel engines over which experts are spread
     vision : load the vision tower, where the model has one
     v0 : the engine before V1
     """
@@ -97,6 +105,7 @@ class EngineMemory:
     async_scheduling: bool = True
     estimate_cudagraphs: bool | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
+    expert_engines: int = 1
     vision: bool = True
     version: Version = LATEST
     v0: bool = False
@@ -163,13 +172,16 @@ class MemoryPlan:
     tokens : vLLM's `GPU KV cache size`
     max_concurrency : vLLM's `Maximum concurrency for max_model_len tokens per request`
     shortfall_bytes : what is missing to start; 0 if it fits
+    free_bytes : what the driver shows as free before anything is loaded
     after_start_bytes : free when the engine serves and samples its largest batch
+    kv_interval, tokens_interval : 90 % of the time they lie in these
     longest_tokens : the longest request that fits: vLLM's `estimated maximum model length`
     """
 
     weights_bytes: int
     activation_bytes: int
     graph_bytes: int
+    graphs_deducted: bool
     other_bytes: int
     kv_bytes: int
     total_bytes: int
@@ -182,9 +194,11 @@ class MemoryPlan:
     max_concurrency: float
     shortfall_bytes: int
     after_start_bytes: int
+    free_bytes: int
     max_model_len: int
     longest_tokens: int
     doubt: Doubt
+    kv_interval: tuple[float, float]
     tokens_interval: tuple[int, int]
 
     @property
@@ -216,18 +230,33 @@ class MemoryPlan:
                 f"starts: {terms} + KV {_gib(self.kv_bytes)} of {_gib(self.total_bytes)} GiB: "
                 f"{self.num_gpu_blocks:,} blocks of {self.block_size} ({self.tokens:,} tokens)"
             )
+        if 0 < self.budget_bytes - self.free_bytes == self.shortfall_bytes:
+            return (
+                f"does not start: free memory on device ({_gib(self.free_bytes)} of "
+                f"{_gib(self.total_bytes)} GiB) is less than desired: {_gib(self.budget_bytes)} GiB"
+            )
         missing = f"{_gib(self.shortfall_bytes)} GiB short for one request of that length"
+        if self.longest_tokens >= self.max_model_len:
+            return (
+                f"does not start: {terms} + KV {_gib(self.kv_bytes)} GiB are "
+                f"{_gib(self.shortfall_bytes)} GiB more than the {_gib(self.free_bytes)} GiB "
+                "that are free"
+            )
         if self.num_gpu_blocks > 0:
             return (
                 f"does not start: max_model_len {self.max_model_len:,} needs more than the KV pool "
                 f"of {_gib(self.kv_bytes)} GiB ({self.tokens:,} tokens): {missing}"
             )
-        taken = self.weights_bytes + self.activation_bytes + self.graph_bytes + self.other_bytes
-        over = max(0, taken - self.budget_bytes)
+        over = max(0, -self.kv_bytes)
         return (
             f"does not start: {terms} GiB > {_gib(self.budget_bytes)} GiB: {_gib(over)} GiB short, "
             f"{_gib(self.shortfall_bytes)} with KV for one request of {self.max_model_len:,} tokens"
         )
+
+
+#: V1 refuses a budget above what is free before it loads anything, from this release
+#: (v1/worker/gpu_worker.py of 0.9.1).
+FREE_CHECKED_SINCE = Version(0, 9, 1)
 
 
 def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) -> MemoryPlan:
@@ -238,7 +267,14 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     check_parallel(model, engine.parallel)
     hardware.check_block_size(engine.block_size)
     offloaded = round(engine.cpu_offload_gb * GIB)
-    loaded = loaded_bytes(model, hardware, engine.parallel, vision=engine.vision)
+    loaded = loaded_bytes(
+        model,
+        hardware,
+        engine.parallel,
+        vision=engine.vision,
+        expert_engines=engine.expert_engines,
+        version=engine.version,
+    )
     weights = max(0, loaded - offloaded)
     activation = activation_bytes(model, hardware, engine)
     graphs = graph_bytes(model, hardware, engine)
@@ -255,22 +291,26 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     if engine.num_gpu_blocks_override is not None:
         ids = engine.num_gpu_blocks_override
         left = ids * layout.block_bytes
-    null_block = 0 if engine.v0 else 1
+    null_block = 1 if engine.version >= NULL_BLOCK_SINCE else 0
     needed = (layout.request_blocks(longest) + null_block) * layout.block_bytes
     free = free_at_start_bytes(hardware)
     after_start = free - weights - other - max(0, left) - graphs - activation
     profiled = engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None
     # A pool that was not profiled for may leave too little to run in.
-    over = budget - free if profiled else weights + other + max(0, left) - free
+    over = weights + other + max(0, left) - free
+    if engine.version >= FREE_CHECKED_SINCE and not engine.v0:
+        over = max(over, budget - free)
     if not engine.deducts_graphs and not engine.enforce_eager:
         over = max(over, -after_start - activation)
 
     doubt = doubt_of(model, hardware, engine, weights, activation, graphs)
     slack = 0.0 if not profiled else Z90 * doubt.kv_bytes
+    low, high = left - slack, left + slack
     return MemoryPlan(
         weights_bytes=weights,
         activation_bytes=activation,
         graph_bytes=graphs,
+        graphs_deducted=engine.deducts_graphs,
         other_bytes=other,
         kv_bytes=left,
         total_bytes=hardware.memory_bytes,
@@ -283,12 +323,14 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         max_concurrency=layout.concurrency(ids, longest),
         shortfall_bytes=max(0, needed - left, over),
         after_start_bytes=after_start,
+        free_bytes=free,
         max_model_len=longest,
         longest_tokens=layout.longest(max(0, ids - null_block), longest),
         doubt=doubt,
+        kv_interval=(low, high),
         tokens_interval=(
-            _tokens_of(left - slack, layout, longest, engine.version),
-            _tokens_of(left + slack, layout, longest, engine.version),
+            _tokens_of(low, layout, longest, engine.version),
+            _tokens_of(high, layout, longest, engine.version),
         ),
     )
 
@@ -325,7 +367,7 @@ def activation_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMem
     """
     tokens = engine.max_num_batched_tokens
     hidden = tokens * model.hidden_size * model.dtype_bytes
-    sampler = model.vocab_size * sampler_row_bytes(hardware, engine) + hidden
+    sampler = model.vocab_size * sampler_row_bytes(model, hardware, engine) + hidden
     # The gate and up halves and their product are alive together.
     width = ceil(model.intermediate_size / engine.tensor) * (3 if model.gated_mlp else 2)
     layer = tokens * width * model.dtype_bytes + LIVE_HIDDEN_STATES * hidden
@@ -339,13 +381,14 @@ def activation_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMem
     return max(text, model.vision_profile_numbers * model.dtype_bytes) + items
 
 
-def sampler_row_bytes(hardware: HardwareSpec, engine: EngineMemory) -> int:
+def sampler_row_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) -> int:
     """Bytes of the sampler's dummy run for one token of the vocabulary, all sequences."""
     seqs = engine.max_num_seqs
     if sorts_the_vocabulary(engine):
         return round(seqs * SORTING_BYTES_PER_LOGIT)
     programs = min(seqs, hardware.multiprocessors) if engine.version >= NO_SORT_SINCE else 0
-    return seqs * SAMPLER_BYTES_PER_LOGIT + programs * SAMPLER_BUFFER_BYTES_PER_LOGIT
+    row = seqs * (model.dtype_bytes + SAMPLER_BYTES_PER_LOGIT)
+    return row + programs * SAMPLER_BUFFER_BYTES_PER_LOGIT
 
 
 def sorts_the_vocabulary(engine: EngineMemory) -> bool:
@@ -378,7 +421,9 @@ def graph_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     if engine.enforce_eager or hardware.kind != "gpu":
         return 0
     sizes = engine.cudagraph_capture_sizes
-    if sizes is None:
+    if sizes is None and engine.v0:
+        sizes = v0_capture_sizes(engine.max_num_seqs)
+    elif sizes is None:
         sizes = capture_sizes(
             engine.max_num_seqs,
             engine.max_num_batched_tokens,
@@ -386,7 +431,8 @@ def graph_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
             engine.version,
         )
     graphs = graph_count(sizes, engine.max_num_seqs, engine.version)
-    return graphs * ceil(model.num_layers / engine.pipeline) * GRAPH_BYTES_PER_LAYER
+    layers = model.num_layers + (model.moe.layers if model.moe else 0)
+    return graphs * ceil(layers / engine.pipeline) * GRAPH_BYTES_PER_LAYER
 
 
 def non_torch_bytes(hardware: HardwareSpec, engine: EngineMemory) -> int:
@@ -478,7 +524,7 @@ def doubt_of(
     activation_doubt = [0.05 * activation, ROUNDING_BYTES]
     first, past = FLASHINFER_BY_DEFAULT
     if not engine.v0 and first <= engine.version < past:
-        per_logit = SORTING_BYTES_PER_LOGIT - SAMPLER_BYTES_PER_LOGIT
+        per_logit = SORTING_BYTES_PER_LOGIT - SAMPLER_BYTES_PER_LOGIT - model.dtype_bytes
         activation_doubt.append(0.5 * per_logit * engine.max_num_seqs * model.vocab_size)
     if model.vision_parameters and engine.vision:
         tower = 0.4 * model.vision_profile_numbers * model.dtype_bytes
@@ -486,7 +532,7 @@ def doubt_of(
     return Doubt(
         weights_bytes=(0.01 if model.quantization else 0.003) * weights,
         activation_bytes=sqrt(sum(part**2 for part in activation_doubt)),
-        graph_bytes=0.3 * graphs,
+        graph_bytes=GRAPH_DOUBT * graphs,
         other_bytes=_non_torch_gib(hardware, engine)[1] * GIB,
         total_bytes=0.001 * engine.gpu_memory_utilization * hardware.memory_bytes,
         graphs_deducted=engine.deducts_graphs,

@@ -35,6 +35,11 @@ MODELOPT_ALGORITHMS = {
 }
 
 
+def is_known(method: str) -> bool:
+    """A name that `quantization` takes."""
+    return SAME.get(method, method) in USUAL
+
+
 def with_quantization(model: ModelSpec, method: str) -> ModelSpec:
     """The model as `--quantization method` serves it; a checkpoint's own scheme is kept."""
     method = SAME.get(method, method)

@@ -42,6 +42,8 @@ def parse_version(text: str) -> Version:
     version = Version(*(int(number or 0) for number in found.groups()))
     if version < OLDEST:
         raise InputError(f"vllm_version: {text!r}: known from {OLDEST} on")
+    if version[:2] > LATEST[:2]:
+        raise InputError(f"vllm_version: {text!r}: known up to {LATEST.major}.{LATEST.minor}")
     return version
 
 
@@ -50,8 +52,13 @@ def parse_version(text: str) -> Version:
 #: says "since v0.21.0").
 GRAPHS_DEDUCTED_SINCE = Version(0, 20)
 
-#: V1 is the default engine from 0.8; before, V0.
+#: V1 is the default engine from 0.8, on GPUs of compute capability 8 and up; V0 is gone in 0.11.
 V1_SINCE = Version(0, 8)
+V1_ALONE_SINCE = Version(0, 11)
+V1_COMPUTE_CAPABILITY = 8.0
+
+#: Hybrid models (attention and recurrent state) cache prefixes by default from this release.
+HYBRID_PREFIXES_SINCE = Version(0, 28)
 
 
 #: The next step is planned while the device computes this one, by default, from this release.
@@ -63,8 +70,20 @@ def default_gpu_memory_utilization(version: Version = LATEST) -> float:
     return 0.92 if version >= GRAPHS_DEDUCTED_SINCE else 0.9
 
 
+def runs_v0(version: Version, compute_capability: float, use_v1: bool | None = None) -> bool:
+    """The engine before V1 runs: by release and GPU, or as VLLM_USE_V1 asks.
+
+    `compute_capability` is 0 where there is no such number.
+    """
+    if version >= V1_ALONE_SINCE:
+        return False
+    if use_v1 is not None:
+        return not use_v1
+    return version < V1_SINCE or 0 < compute_capability < V1_COMPUTE_CAPABILITY
+
+
 def batch_defaults(
-    version: Version, memory_bytes: int, device: str, max_model_len: int
+    version: Version, memory_bytes: int, device: str, max_model_len: int, v0: bool = False
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) of `vllm serve` on a GPU, chunked prefill on.
 
@@ -74,7 +93,7 @@ def batch_defaults(
     """
     gib = memory_bytes / 2**30
     large = device.startswith(("h100", "h200"))
-    if version < V1_SINCE:
+    if v0:
         if max_model_len > 32_768:
             return (2048 if version >= Version(0, 6, 5) else 512), 256
         return max(max_model_len, 2048), 256

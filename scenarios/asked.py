@@ -1,23 +1,45 @@
 """What the words of a command ask for: a scenario file, a pasted line, a manifest or a log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.quantization import is_known
 from servecast.scenarios.bootlog import BootLog, read_boot_log
-from servecast.scenarios.build import Setup, set_up
+from servecast.scenarios.build import Setup, boot_log_of, set_up
 from servecast.scenarios.init import minimal_text
-from servecast.scenarios.load import load_scenario, scenario_of
+from servecast.scenarios.load import engine_problem, load_scenario, scenario_of
 from servecast.scenarios.manifests import line_of_file
 from servecast.scenarios.serve import ServeLine, parse_line
 
 #: Options of ours that may stand among vLLM's flags, and those that take no value.
-OWN = ("hardware", "vllm-version", "boot-log")
+OWN = frozenset({"hardware", "vllm-version", "boot-log"})
+OWN_OF_INIT = OWN | {"rate", "input-tokens", "output-tokens", "requests", "output"}
 OWN_SWITCHES = ("json",)
 
 
-def own_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+@dataclass(frozen=True)
+class Asked:
+    """What is to start.
+
+    Attributes
+    ----------
+    log : what a real start logged, to compare with
+    own : our options that stood among vLLM's flags
+    notes : of flags that the prediction leaves out
+    """
+
+    setup: Setup
+    log: BootLog | None
+    own: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def own_options(
+    words: Sequence[str], names: frozenset[str] = OWN
+) -> tuple[list[str], dict[str, str]]:
     """Words without our own options, and these.
 
     >>> own_options(["vllm", "serve", "m", "--hardware", "l4", "--json"])
@@ -29,7 +51,7 @@ def own_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     while queue:
         word = queue.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in (*OWN, *OWN_SWITCHES):
+        if not word.startswith("--") or name not in {*names, *OWN_SWITCHES}:
             rest.append(word)
         elif name in OWN_SWITCHES:
             own[name] = ""
@@ -41,10 +63,13 @@ def own_options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def asked_line(
-    words: Sequence[str], file: Path | None, service: str | None = None
+    words: Sequence[str],
+    file: Path | None,
+    service: str | None = None,
+    names: frozenset[str] = OWN,
 ) -> tuple[ServeLine, dict[str, str]]:
     """The line of the words, or of a file, and our options among the words."""
-    rest, own = own_options(words)
+    rest, own = own_options(words, names)
     if file is None:
         return parse_line(rest), own
     if rest:
@@ -60,8 +85,8 @@ def asked_setup(
     file: Path | None = None,
     service: str | None = None,
     overrides: Sequence[str] = (),
-) -> tuple[Setup, BootLog | None, dict[str, str]]:
-    """What is to start, the log to compare it with, and our options among the words.
+) -> Asked:
+    """What is to start, and what to compare it with.
 
     A log also tells the release, where nothing else does; without a line it tells the flags.
 
@@ -78,7 +103,9 @@ def asked_setup(
             for key in ("hardware", "vllm_version")
             if key in named
         ]
-        return set_up(load_scenario(rest[0], [*overrides, *extra])), log, own
+        loaded = load_scenario(rest[0], [*overrides, *extra])
+        setup = set_up(loaded)
+        return Asked(setup, log or boot_log_of(setup, loaded.path), own)
     if overrides:
         raise InputError("--set: changes keys of a scenario file; here, change the flags")
     if file is None and not rest and log is not None:
@@ -93,7 +120,12 @@ def asked_setup(
     if hardware is None:
         raise InputError("--hardware: name the device (`servecast models` lists them)")
     loaded = scenario_of(minimal_text(line, hardware), "vllm serve")
-    return set_up(loaded), log, own
+    return Asked(set_up(loaded), log, own, tuple(_left_out(line)))
+
+
+def _left_out(line: ServeLine) -> Iterator[str]:
+    yield from (f"{flag}: {why}" for flag, why in line.unmodelled)
+    yield from (f"{flag}: no flag of vLLM that we know" for flag in line.unknown)
 
 
 def line_of_log(log: BootLog) -> ServeLine:
@@ -108,6 +140,16 @@ def line_of_log(log: BootLog) -> ServeLine:
         "tensor_parallel_size": log.tensor_parallel_size,
         "pipeline_parallel_size": log.pipeline_parallel_size,
         "enforce_eager": log.enforce_eager,
+        "enable_prefix_caching": log.enable_prefix_caching,
+        "dtype": log.dtype,
+        "kv_cache_dtype": log.kv_cache_dtype,
+        "quantization": log.quantization,
     }
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {
+        key: value
+        for key, value in flags.items()
+        if value is not None and engine_problem({key: value}) is None
+    }
+    if not is_known(str(given.get("quantization"))):
+        given.pop("quantization", None)
     return ServeLine(model=log.model, engine=given)

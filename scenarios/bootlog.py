@@ -23,6 +23,9 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m|(?<![\w.])#?\[[01];\d\dm|\[0;0m|#033\[[0-9;
 
 SIZE = r"(-?\d[\d,]*(?:\.\d+)?)"
 
+WEIGHTS_TOOK = rf"odel (?:loading|weights) took {SIZE} Gi?B\b"
+GRAPHS_TOOK = rf"(?<!Encoder )[gG]raph capturing finished in [^\n]{{1,40}}, took {SIZE} GiB"
+
 #: Fields that state memory, or that it was too little.
 FIGURES = (
     *("weights_gib", "activation_gib", "graph_gib", "graph_estimate_gib", "other_gib", "kv_gib"),
@@ -31,6 +34,9 @@ FIGURES = (
 
 #: A start begins; what came before belongs to another.
 BEGINS = re.compile(r"Initializing an? (?:V[01] )?LLM engine \(v")
+
+#: It is done; errors from here on are those of serving.
+DONE = re.compile(r"Application startup complete|init engine \(profile")
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,10 @@ class BootLog:
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
     enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    dtype: str | None = None
     blocks: int | None = None
     tokens: int | None = None
     max_concurrency: float | None = None
@@ -129,17 +139,19 @@ def parse_boot_log(text: str) -> BootLog:
     v0 = v0 or bool(re.search(r"worker\.py:\d+\] model weights take", body))
     facts: dict[str, object] = {"version": _version(head, body), "v0": v0}
     facts["model"] = _text(head, body, r"\bmodel=['\"]([^'\"\s]{1,300})['\"]")
-    facts["weights_gib"] = _most(body, rf"odel (?:loading|weights) took {SIZE} Gi?B\b")
+    facts["weights_gib"] = _most(body, WEIGHTS_TOOK)
     facts |= _profile(body)
     for pattern in (
         rf"reserved {SIZE} ?GiB memory for KV Cache as specified",
         rf"Available KV cache memory: {SIZE} GiB",
+        rf"[sS]et \({SIZE}/[\d.]+\) GiB for KV cache",
+        rf"available KV cache memory \({SIZE} Gi?B\)",
     ):
         available = _least(body, pattern)
         if available is not None:
             facts["kv_gib"] = available
             break
-    facts["graph_gib"] = _most(body, rf"Graph capturing finished in [\d.]+ secs, took {SIZE} GiB")
+    facts["graph_gib"] = _most(body, GRAPHS_TOOK)
     pool = _most(body, rf"CUDA graph pool memory: {SIZE} GiB \(actual\)")
     facts["graph_gib"] = pool if pool is not None else facts["graph_gib"]
     facts["graph_estimate_gib"] = _most(body, rf"Estimated CUDA graph memory: {SIZE} GiB")
@@ -148,7 +160,8 @@ def parse_boot_log(text: str) -> BootLog:
     concurrency = rf"Maximum concurrency for [\d,]+ tokens per request: {SIZE}x"
     facts["max_concurrency"] = _least(body, concurrency)
     facts |= _flags(head, body)
-    facts["failure"] = _failure(body)
+    done = DONE.search(body)
+    facts["failure"] = _failure(body[: done.start()] if done else body)
     return BootLog(**{key: value for key, value in facts.items() if value is not None})  # type: ignore[arg-type]
 
 
@@ -200,6 +213,8 @@ def _profile_v1(body: str) -> dict[str, object]:
     facts: dict[str, object] = {
         "activation_gib": _most(body, rf"torch peak memory increase: {SIZE} ?GiB"),
         "other_gib": _most(body, rf"non-torch forward increase memory: {SIZE} ?GiB"),
+        "weights_gib": _most(body, rf"weights memory: {SIZE} ?GiB"),
+        "free_gib": _least(body, rf"Initial free memory:? {SIZE} GiB[;,]"),
     }
     used = re.search(
         rf"Free memory on device (?:\S+ )?\({SIZE}/{SIZE} GiB\) on startup\. "
@@ -222,14 +237,38 @@ def _profile_v1(body: str) -> dict[str, object]:
         facts["weights_gib"] = _size(parts[1])
         facts["activation_gib"] = facts["activation_gib"] or _size(parts[2])
         facts["other_gib"] = facts["other_gib"] or _size(parts[3])
+    facts |= _together(body, facts)
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def _together(body: str, facts: dict[str, object]) -> dict[str, object]:
+    """0.27 and on count weights and non-torch memory as one, and the estimate of the graphs in
+    what they call the activation's peak."""
+    found: dict[str, object] = {}
+    weights = facts["weights_gib"] or _most(body, WEIGHTS_TOOK)
+    parts = re.search(
+        rf"Actual usage is {SIZE} GiB for consumed memory \(weights \+ non-torch\), "
+        rf"{SIZE} GiB for peak activation",
+        body,
+    )
+    consumed = _most(body, rf"total consumed \(from mem_get_info\): {SIZE} ?GiB")
+    if parts is not None:
+        consumed = consumed if consumed is not None else _size(parts[1])
+        estimate = _most(body, rf"Estimated CUDA graph memory: {SIZE} GiB")
+        peak = _size(parts[2])
+        if facts["activation_gib"] is None and peak is not None and estimate is not None:
+            found["activation_gib"] = round(peak - estimate, 4)
+    if consumed is not None and isinstance(weights, float):
+        found["other_gib"] = round(consumed - weights, 4)
+    return found
 
 
 def _blocks(body: str) -> int | None:
     """num_gpu_blocks; the small pool that graphs are profiled in is not it."""
     for pattern in (
         rf"num_gpu_blocks is: {SIZE}(?!\d)",
-        rf"# (?:GPU|cuda|CUDA|rocm|hpu|xpu|TPU|CPU) blocks: {SIZE}",
+        # What follows the comma is swap space in host memory.
+        rf"(?<!, )# [A-Za-z/]{{2,10}} blocks: {SIZE}",
     ):
         found = _least(body, pattern)
         if found is not None:
@@ -251,8 +290,13 @@ def _flags(head: str, body: str) -> dict[str, object]:
         "tensor_parallel_size": _whole(_last(both, rf"tensor_parallel_size(?:=|': ){SIZE}")),
         "pipeline_parallel_size": _whole(_last(both, rf"pipeline_parallel_size(?:=|': ){SIZE}")),
     }
-    eager = re.search(r"enforce_eager(?:=|': )(True|False)", both)
-    facts["enforce_eager"] = None if eager is None else eager[1] == "True"
+    for flag in ("enforce_eager", "enable_prefix_caching"):
+        switch = re.findall(rf"\b{flag}(?:=|': )(True|False)", both)
+        facts[flag] = switch[-1] == "True" if switch else None
+    for flag in ("kv_cache_dtype", "quantization", "dtype"):
+        # As the engine's config has it, where the model's own choice shows too.
+        words = re.findall(rf"\b{flag}(?:=|': )['\"]?(?:torch\.)?(\w{{2,40}})\b", both)
+        facts[flag] = words[-1] if words and words[-1] not in ("None", "auto") else None
     for pattern in (
         rf"Maximum concurrency for {SIZE} tokens per request",
         rf"Auto-fit max_model_len: reduced from [\d,]+ to {SIZE}",

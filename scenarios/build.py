@@ -10,6 +10,7 @@ from servecast.costmodels.catalogue import GIB, load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.graphs import capture_sizes
 from servecast.costmodels.kv_format import kv_format
+from servecast.costmodels.kv_layout import mla_block_size
 from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
@@ -17,13 +18,14 @@ from servecast.costmodels.shape import NS_PER_S
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.versions import (
     ASYNC_SINCE,
+    HYBRID_PREFIXES_SINCE,
     LATEST,
-    V1_SINCE,
     batch_defaults,
     default_gpu_memory_utilization,
     parse_version,
+    runs_v0,
 )
-from servecast.scenarios.bootlog import read_boot_log
+from servecast.scenarios.bootlog import BootLog, read_boot_log
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Engine
 from servecast.sim.control import ControlSettings
@@ -44,19 +46,31 @@ class Setup:
 
     Attributes
     ----------
+    checkpoint : the model as it is published
     model : as `dtype` and `quantization` serve it
+    flags : as they were asked for
     engine : every flag with its value, defaults resolved
     """
 
+    checkpoint: ModelSpec
     model: ModelSpec
     hardware: HardwareSpec
     parallel: Parallelism
+    flags: Engine
     engine: dict[str, Any]
     memory: EngineMemory
 
     def plan(self) -> MemoryPlan:
         """The predicted start-up, whether it succeeds or not."""
         return plan_memory(self.model, self.hardware, self.memory)
+
+    def changed(self, **flags: Any) -> "Setup":
+        """With some flags set otherwise; defaults that depend on them follow.
+
+        Raises InputError for what vLLM would refuse.
+        """
+        asked = self.flags.model_copy(update=flags)
+        return setup_of(self.checkpoint, self.hardware, asked)
 
 
 @dataclass(frozen=True)
@@ -142,13 +156,23 @@ def _set_up(loaded: LoadedScenario) -> Setup:
     hardware = load_hardware(beside(scenario.hardware, loaded.path))
     overrides = scenario.engine.hf_overrides or {}
     model = load_model(beside(scenario.model, loaded.path), overrides)
-    engine = resolve(scenario.engine, model, hardware)
+    return setup_of(model, hardware, scenario.engine)
+
+
+def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Setup:
+    """Defaults filled in, and what memory depends on gathered.
+
+    Raises InputError for flags that contradict each other, the model or the device.
+    """
+    engine = resolve(flags, checkpoint, hardware)
+    model = checkpoint
     if engine["dtype"] != "auto":
         model = replace(model, dtype=engine["dtype"])
     if engine["quantization"] is not None:
         model = with_quantization(model, engine["quantization"])
     parallel = Parallelism(engine["tensor_parallel_size"], engine["pipeline_parallel_size"])
     version = parse_version(engine["vllm_version"])
+    spread = engine["data_parallel_size"] if model.moe is not None else 1
     sizes = engine["cudagraph_capture_sizes"]
     memory = EngineMemory(
         gpu_memory_utilization=engine["gpu_memory_utilization"],
@@ -167,23 +191,29 @@ def _set_up(loaded: LoadedScenario) -> Setup:
         async_scheduling=engine["async_scheduling"],
         cudagraph_capture_sizes=tuple(sizes) if sizes is not None else None,
         estimate_cudagraphs=engine["estimate_cudagraphs"],
+        expert_engines=spread,
         vision=not engine["language_model_only"],
         version=version,
-        v0=version < V1_SINCE,
+        v0=runs_v0(version, hardware.compute_capability, engine["vllm_use_v1"]),
     )
-    return Setup(model, hardware, parallel, engine, memory)
+    return Setup(checkpoint, model, hardware, parallel, flags, engine, memory)
 
 
 def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
     """The start-up that is simulated: predicted, or as `boot_log` has it."""
-    log = setup.engine["boot_log"]
-    if log is None:
+    found = boot_log_of(setup, scenario)
+    if found is None:
         return setup.plan()
-    found = read_boot_log(scenario.parent / log)
     blocks = found.pool_blocks(setup.memory, setup.plan().layout)
     return plan_memory(
         setup.model, setup.hardware, replace(setup.memory, num_gpu_blocks_override=blocks)
     )
+
+
+def boot_log_of(setup: Setup, scenario: Path) -> BootLog | None:
+    """The log that the scenario names, read from beside it."""
+    log = setup.engine["boot_log"]
+    return None if log is None else read_boot_log(scenario.parent / log)
 
 
 def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str, Any]:
@@ -196,14 +226,15 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
     world = (flags.tensor_parallel_size or 1) * (flags.pipeline_parallel_size or 1)
     longest = flags.max_model_len or model.max_position_embeddings
     if hardware.kind == "gpu":
-        tokens, seqs = batch_defaults(version, hardware.memory_bytes, hardware.name, longest)
+        v0 = runs_v0(version, hardware.compute_capability, flags.vllm_use_v1)
+        tokens, seqs = batch_defaults(version, hardware.memory_bytes, hardware.name, longest, v0)
     else:
         tokens, seqs = _batch_defaults(hardware, world)
     chosen = {key: value for key, value in flags.model_dump().items() if value is not None}
     engine: dict[str, Any] = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,
-        "block_size": hardware.default_block_size,
+        "block_size": max(hardware.default_block_size, mla_block_size(model, hardware, version)),
         "vllm_version": str(version),
         "gpu_memory_utilization": default_gpu_memory_utilization(version),
         "max_model_len": model.max_position_embeddings,
@@ -214,10 +245,12 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "cudagraph_capture_sizes": None,
         "language_model_only": False,
         "estimate_cudagraphs": None,
+        "data_parallel_size": 1,
+        "vllm_use_v1": None,
         "hf_overrides": None,
         "kv": "paged",
         "kv_reserve": 1.0,
-        "enable_prefix_caching": model.linear is None,
+        "enable_prefix_caching": model.linear is None or version >= HYBRID_PREFIXES_SINCE,
         "enable_chunked_prefill": True,
         "long_prefill_token_threshold": 0,
         "scheduling_policy": "fcfs",

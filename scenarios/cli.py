@@ -6,7 +6,7 @@ command that needs them.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,7 +122,7 @@ def kv(
     from servecast.scenarios.asked import asked_setup
     from servecast.scenarios.startup import start_up
 
-    setup, log, own = asked_setup(
+    asked = asked_setup(
         line or [],
         {"hardware": hardware, "vllm_version": vllm_version},
         boot_log=boot_log,
@@ -130,8 +130,8 @@ def kv(
         service=service,
         overrides=set_ or (),
     )
-    answer = start_up(setup, log)
-    if json or "json" in own:
+    answer = start_up(asked.setup, asked.log, asked.notes)
+    if json or "json" in asked.own:
         _echo(answer)
     else:
         _print(render_startup(answer))
@@ -170,21 +170,22 @@ def init(
     ] = None,
 ) -> None:
     """Write a scenario from a `vllm serve` line or a manifest, a device and a rate."""
-    from servecast.scenarios.asked import asked_line
+    from servecast.scenarios.asked import OWN_OF_INIT, asked_line
     from servecast.scenarios.init import scenario_text
 
-    parsed, own = asked_line(line or [], from_, service)
+    parsed, own = asked_line(line or [], from_, service, OWN_OF_INIT)
     device = hardware or own.get("hardware") or parsed.hardware
     if device is None:
         raise InputError("--hardware: name the device (`servecast models` lists them)")
     text = scenario_text(
         parsed,
         hardware=device,
-        rate_per_s=rate,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        requests=requests,
+        rate_per_s=_own_number(own, "rate", rate),
+        input_tokens=int(_own_number(own, "input-tokens", input_tokens)),
+        output_tokens=int(_own_number(own, "output-tokens", output_tokens)),
+        requests=int(_own_number(own, "requests", requests)),
     )
+    output = Path(own["output"]) if "output" in own else output
     for flag, why in parsed.unmodelled:
         typer.echo(f"servecast: note: not modelled: {flag}: {why}", err=True)
     for flag in parsed.unknown:
@@ -195,6 +196,20 @@ def init(
     from servecast.reports.files import write_text
 
     write_text(output, text)
+
+
+def _own_number(own: Mapping[str, str], name: str, default: float) -> float:
+    """An option that stood after `--`, among vLLM's flags."""
+    text = own.get(name.replace("-", "_"))
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1e-6 <= value < 1e12:
+        raise InputError(f"--{name} {text}: expected a number above 0")
+    return value
 
 
 OutOption = Annotated[

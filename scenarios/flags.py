@@ -30,8 +30,6 @@ SAME = {
     "r": "node_rank",
     "O": "optimization_level",
     "device_memory_utilization": "gpu_memory_utilization",
-    "max_seq_len_to_capture": "max_cudagraph_capture_size",
-    "cuda_graph_sizes": "cudagraph_capture_sizes",
     "model_tag": "model",
 }
 
@@ -43,23 +41,29 @@ MAPPED = frozenset(Engine.model_fields) - {
     "batching",
     "boot_log",
     "estimate_cudagraphs",
-    "hf_overrides",
     "kv",
     "kv_reserve",
     "preemption_mode",
+    "vllm_use_v1",
     "vllm_version",
+    # Read by name, below.
+    "data_parallel_size",
+    "hf_overrides",
 }
 
 #: Flags that are read, and become something else than an engine key of their own name.
 READ = {
     "compilation_config": "capture sizes and whether there are CUDA graphs",
     "config": "a file of flags, under those of the line",
-    "data_parallel_size": "replicas",
+    "cuda_graph_sizes": "cudagraph_capture_sizes; a single number is the largest",
+    "data_parallel_size": "replicas, and engines over which experts are spread",
     "hf_overrides": "engine.hf_overrides, keys of the model's config.json",
     "limit_mm_per_prompt": "language_model_only, where every limit is 0",
     "max_cudagraph_capture_size": "cudagraph_capture_sizes",
     "model": "model",
     "optimization_level": "enforce_eager, where it is 0",
+    "rope_scaling": "engine.hf_overrides.rope_scaling",
+    "rope_theta": "engine.hf_overrides.rope_theta",
 }
 
 #: Flags that take no value.
@@ -100,7 +104,8 @@ SWITCHES = names_of(
 MANY = names_of(
     """
     allowed_headers allowed_media_domains allowed_methods allowed_origins api_key
-    collect_detailed_traces cpu_offload_params cudagraph_capture_sizes ignore_patterns
+    collect_detailed_traces cpu_offload_params cuda_graph_sizes
+    cudagraph_capture_sizes ignore_patterns
     kv_cache_dtype_skip_layers logits_processors lora_modules lora_target_modules middleware
     numa_bind_cpus numa_bind_nodes offload_params prompt_adapters served_model_name
     sleep_preserve_parameter_names
@@ -115,7 +120,7 @@ JSON_FLAGS = names_of(
     kernel_config kv_events_config kv_transfer_config limit_mm_per_prompt logging_config
     media_io_kwargs mm_processor_kwargs model_loader_extra_config override_generation_config
     override_neuron_config override_pooler_config pooler_config profiler_config
-    quantization_config reasoning_config speculative_config structured_outputs_config
+    quantization_config reasoning_config rope_scaling speculative_config structured_outputs_config
     weight_transfer_config
     """
 )
@@ -169,7 +174,7 @@ HARMLESS = {
         """,
     "gone from vLLM, or the default now": """
         disable_async_output_proc num_scheduler_steps use_v2_block_manager device
-        num_lookahead_slots
+        num_lookahead_slots max_seq_len_to_capture
         """,
 }
 
@@ -202,6 +207,7 @@ MATTERS = {
         cp_kv_cache_interleave_size dcp_comm_backend dcp_kv_cache_interleave_size
         dcp_q_replicate decode_context_parallel_size prefill_context_parallel_size
         """,
+    "it sets other flags: give these, as the start-up log prints them": "performance_mode",
     "links between nodes are priced like those inside one": "nnodes",
     "images and other media are not simulated": """
         disable_chunked_mm_input disable_mm_preprocessor_cache enable_mm_embeds
@@ -217,7 +223,7 @@ MATTERS = {
         attention_backend attention_config disable_cascade_attn disable_custom_all_reduce
         enable_flashinfer_autotune gdn_prefill_backend ir_op_priority kda_decode_backend
         kda_prefill_backend kernel_config linear_backend mamba_backend
-        mamba_ssu_algorithm moe_backend performance_mode quantization_config
+        mamba_ssu_algorithm moe_backend quantization_config
         sparse_indexer_topk_backend use_fp64_gumbel enable_batch_sharded_sampling
         """,
     "the KV pool is laid out by the defaults": """
@@ -242,7 +248,7 @@ MATTERS = {
         offload_num_in_group offload_params offload_prefetch_step cpu_offload_params
         enable_prompt_embeds enable_return_routed_experts logits_processors
         numa_bind pooler_config renderer_num_workers return_sampling_mask watermark_config
-        diffusion_config rope_scaling rope_theta
+        diffusion_config
         """,
 }
 
@@ -254,6 +260,9 @@ def _by_name(table: dict[str, str]) -> dict[str, str]:
 WHY_HARMLESS = _by_name(HARMLESS)
 WHY_MATTERS = _by_name(MATTERS)
 
+#: Every long name, without the `no_` of a switch.
+KNOWN = MAPPED | READ.keys() | WHY_HARMLESS.keys() | WHY_MATTERS.keys()
+
 
 def canonical(flag: str) -> str:
     """The name of a flag without dashes, under its long form.
@@ -263,6 +272,18 @@ def canonical(flag: str) -> str:
     """
     name = flag.lstrip("-").replace("-", "_")
     return SAME.get(name, name)
+
+
+def full_name(name: str) -> str:
+    """The one known flag that a name abbreviates; the name itself where none or several do.
+
+    >>> full_name("kv_cache_memory"), full_name("max")
+    ('kv_cache_memory_bytes', 'max')
+    """
+    if not name or name in KNOWN:
+        return name
+    longer = [known for known in KNOWN if known.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
 
 
 def is_switch(name: str) -> bool:

@@ -1,7 +1,6 @@
 """Commands inside files: Kubernetes manifests, docker-compose files and vLLM's own --config."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from servecast.scenarios.serve import (
     ServeLine,
     flags_of_config,
     parse_line,
+    split_words,
     take_image,
     until_shell,
 )
@@ -67,7 +67,8 @@ def line_of_file(path: Path, service: str | None = None) -> ServeLine:
     """
     text = _read(path)
     documents = list(_documents(text, str(path)))
-    commands = [command for document in documents for command in _commands(document)]
+    beside = _dotenv(path.parent / ".env")
+    commands = [command for document in documents for command in _commands(document, beside)]
     if not commands:
         if len(documents) == 1 and isinstance(documents[0], dict) and _is_config(documents[0]):
             return _line_of_config(text, path)
@@ -124,6 +125,15 @@ def _documents(text: str, where: str) -> Iterator[Any]:
             yield parse_yaml(part, lambda line, at=at: f"{where}:{line + at}").value  # type: ignore[misc]
 
 
+def _dotenv(path: Path) -> dict[str, str]:
+    """The variables that compose fills in from beside its file, if it has any there."""
+    if not path.is_file():
+        return {}
+    lines = (line.strip().removeprefix("export ") for line in _read(path).splitlines())
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+    return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
+
+
 def _is_config(document: dict[str, Any]) -> bool:
     from servecast.scenarios import flags
 
@@ -133,7 +143,7 @@ def _is_config(document: dict[str, Any]) -> bool:
     return any(name in flags.MAPPED or name in flags.READ for name in names)
 
 
-def _commands(document: Any) -> Iterator[Command]:
+def _commands(document: Any, beside: Mapping[str, str]) -> Iterator[Command]:
     """Containers of a Kubernetes object, however deep, or services of a compose file."""
     if not isinstance(document, dict):
         return
@@ -141,7 +151,7 @@ def _commands(document: Any) -> Iterator[Command]:
     if isinstance(services, dict):
         for name, service in services.items():
             if isinstance(service, dict):
-                yield from _service(str(name), service)
+                yield from _service(str(name), service, beside)
         return
     for spec, replicas in _pod_specs(document, 1):
         containers = spec.get("containers")
@@ -178,8 +188,10 @@ def _container(container: dict[str, Any], spec: dict[str, Any], replicas: int) -
     )
 
 
-def _service(name: str, service: dict[str, Any]) -> Iterator[Command]:
-    env = _env(service.get("environment"))
+def _service(name: str, service: dict[str, Any], beside: Mapping[str, str]) -> Iterator[Command]:
+    own = _env(service.get("environment"))
+    own = {key: _filled(value, beside)[0] for key, value in own.items()}
+    env = {**beside, **own}
     words = [*_words(service.get("entrypoint")), *_words(service.get("command"))]
     deploy = service.get("deploy")
     replicas = deploy.get("replicas", 1) if isinstance(deploy, dict) else 1
@@ -199,13 +211,13 @@ def _command(
     """A Command if the words or the image are vLLM's."""
     words = _of_shell(words)
     runs = any(re.search(r"(^|/)vllm$|vllm\.entrypoints", word) for word in words)
-    if not runs and "vllm" not in image:
+    # A container without words (a worker that waits for its leader) starts no server.
+    if not runs and ("vllm" not in image or not words):
         return
     filled = [_filled(word, env) for word in words]
     unset = sorted({name for _, names in filled for name in names})
-    yield Command(
-        name, tuple(word for word, _ in filled), image, env, replicas, hardware, tuple(unset)
-    )
+    words = [word for word, _ in filled if word]
+    yield Command(name, tuple(words), image, env, replicas, hardware, tuple(unset))
 
 
 def _words(value: Any) -> list[str]:
@@ -213,7 +225,7 @@ def _words(value: Any) -> list[str]:
     if isinstance(value, list):
         return [_text(word) for word in value if not isinstance(word, dict | list)]
     if isinstance(value, str):
-        return _split(value)
+        return split_words(value)
     return []
 
 
@@ -225,17 +237,10 @@ def _text(value: Any) -> str:
     )
 
 
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError:
-        return text.split()
-
-
 def _of_shell(words: list[str]) -> list[str]:
     """`sh -c "... vllm serve ..."`: the words of the vLLM command alone."""
     if len(words) >= 3 and re.search(r"(^|/)(ba|da|z)?sh$", words[0]) and words[1].startswith("-"):
-        words = _split(" ".join(words[2:]))
+        words = split_words(" ".join(words[2:]))
     for start, word in enumerate(words):
         if re.search(r"(^|/)vllm$|vllm\.entrypoints", word):
             return list(until_shell(words[start:]))

@@ -151,6 +151,15 @@ class Engine(Model):
         description="Take the estimate of CUDA graphs off the KV pool "
         "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); the release's default when left out.",
     )
+    data_parallel_size: Count | None = Field(
+        default=None,
+        description="Engines over which a model's experts are spread: memory only; `replicas` "
+        "says how many are simulated.",
+    )
+    vllm_use_v1: Flag | None = Field(
+        default=None,
+        description="VLLM_USE_V1, for releases before 0.11: count memory as V1 or V0 does.",
+    )
     hf_overrides: dict[Name, Any] | None = Field(
         default=None, description="Keys of the model's config.json, in place of its own."
     )

@@ -2,13 +2,16 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.versions import V1_SINCE, parse_version
+from servecast.costmodels.quantization import is_known
+from servecast.costmodels.versions import LATEST, parse_version
 from servecast.scenarios import flags
 from servecast.scenarios.load import engine_problem
 from servecast.scenarios.yamlfile import parse as parse_yaml
@@ -30,6 +33,12 @@ DOCKER_VALUES = flags.names_of(
     --memory --cpus --platform --workdir --add-host --security-opt --cap-add --label
     """
 )
+
+#: Other names of number formats.
+DTYPES = {"half": "float16", "float": "float32"}
+
+#: No batch that is captured is larger.
+MOST_CAPTURED = 65_536
 
 VARIABLE = re.compile(r"^([A-Za-z_]\w*)=(.*)$", re.DOTALL)
 
@@ -74,8 +83,7 @@ def parse_line(
     file that cannot be read.
     """
     line = ServeLine(env=dict(env or {}))
-    rest = [word for word in until_shell(words) if word not in ("\\", "\\\n")]
-    _launcher(line, rest)
+    rest = _launched(line, [word for word in words if word not in ("\\", "\\\n")])
     given: dict[str, Any] = {}
     written: dict[str, str] = {}
     _read_flags(line, rest, given, written)
@@ -103,35 +111,91 @@ def until_shell(words: Sequence[str]) -> Sequence[str]:
     return words
 
 
-def _launcher(line: ServeLine, rest: list[str]) -> None:
-    """Drop what stands before model and flags; variables and an image's tag are kept."""
-    if rest and rest[0] in ("docker", "podman", "nerdctl", "sudo"):
-        _container(line, rest)
-    while rest:
-        variable = VARIABLE.match(rest[0])
-        if variable is not None and not rest[0].startswith("-"):
-            line.env[variable[1]] = variable[2]
-        elif not (
-            rest[0] in ("vllm", "serve", "exec", "nohup", "env", "time", "-m")
-            or rest[0].rpartition("/")[2] in ("vllm", "python", "python3")
-            or rest[0].startswith("vllm.entrypoints")
-        ):
+def _launched(line: ServeLine, words: list[str]) -> list[str]:
+    """Model and flags, without what launches vLLM; variables and an image's tag are kept."""
+    words = _unquoted(words)
+    while words and words[0] in ("$", "#", ">"):
+        words = words[1:]
+    start = _server(words)
+    if start is not None:
+        _container(line, words[:start])
+        words = list(until_shell(words[start:]))
+    else:
+        words = list(until_shell(words))
+        if words and words[0] in ("docker", "podman", "nerdctl", "sudo"):
+            words = _container(line, words)
+    while words:
+        if not _variable(line, words[0]) and not LAUNCHER.search(words[0]):
             break
-        rest.pop(0)
+        words = words[1:]
+    return words
 
 
-def _container(line: ServeLine, rest: list[str]) -> None:
-    """`docker run OPTIONS IMAGE FLAGS`: leave the flags."""
+#: Words before the model that only say what runs.
+LAUNCHER = re.compile(
+    r"^(serve|exec|nohup|env|time|-m|vllm\.entrypoints\S*)$|(^|/)(vllm|python3?|api_server\.py)$"
+)
+
+
+def _unquoted(words: list[str]) -> list[str]:
+    """Words, with a command that came as one quoted word (`bash -c "..."`) taken apart."""
+    if len(words) == 1 or any(COMMAND.search(word) for word in words):
+        parts = [
+            split_words(word) if len(words) == 1 or COMMAND.search(word) else [word]
+            for word in words
+        ]
+        return [word for part in parts for word in part]
+    return words
+
+
+#: A command inside one word.
+COMMAND = re.compile(r"\bvllm\s+serve\s|vllm\.entrypoints\.\S+\s")
+
+
+def split_words(text: str) -> list[str]:
+    """Words as a shell would part them; at blanks where quotes do not match."""
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError:
+        return text.split()
+
+
+def _server(words: Sequence[str]) -> int | None:
+    """Where vLLM's server is named, whatever runs it."""
+    for index, (word, after) in enumerate(pairwise([*words, ""])):
+        if word.rpartition("/")[2] == "vllm" and after == "serve":
+            return index
+        if re.search(r"^vllm\.entrypoints\.|(^|/)api_server\.py$", word):
+            return index
+    return None
+
+
+def _variable(line: ServeLine, word: str) -> bool:
+    """The word sets a variable, which is kept."""
+    found = VARIABLE.match(word)
+    if found is not None:
+        line.env[found[1]] = found[2]
+    return found is not None
+
+
+def _container(line: ServeLine, words: list[str]) -> list[str]:
+    """`docker run OPTIONS IMAGE FLAGS`: the flags; variables and the image's tag are kept."""
+    rest = list(words)
     while rest:
         word = rest.pop(0)
         value = rest[0] if rest else ""
-        if word in ("-e", "--env") and (found := VARIABLE.match(value)):
-            line.env[found[1]] = found[2]
+        if word in ("-e", "--env"):
+            _variable(line, value)
+        elif word.startswith("--env="):
+            _variable(line, word.removeprefix("--env="))
         if word in DOCKER_VALUES and rest:
             rest.pop(0)
-        elif not word.startswith("-") and (image := IMAGE.match(word)) and "/" in word:
-            take_image(line, image[1])
-            return
+        elif not word.startswith("-") and not _variable(line, word):
+            image = IMAGE.match(word)
+            if image and ("/" in word or ":" in word or value.startswith("-")):
+                take_image(line, image[1])
+                return rest
+    return []
 
 
 def take_image(line: ServeLine, tag: str | None) -> None:
@@ -139,7 +203,8 @@ def take_image(line: ServeLine, tag: str | None) -> None:
     try:
         line.engine.setdefault("vllm_version", str(parse_version(tag or "")))
     except InputError:
-        return
+        if tag and re.match(r"v?\d+\.\d", tag):
+            line.unmodelled.append((f"image {tag}", f"taken as {LATEST}"))
 
 
 def _read_flags(
@@ -153,13 +218,16 @@ def _read_flags(
             line.model = word
             continue
         flag, equals, value = word.partition("=")
-        shortened = re.fullmatch(r"-O(\d)", flag)
-        if shortened is not None:
-            flag, equals, value = "-O", "=", shortened[1]
+        if re.fullmatch(r"-O(\d|\{.*)", word, re.DOTALL):
+            level = word[2:]
+            flag, equals, value = "-O" if level.isdigit() else "-cc", "=", level
+        elif flag.startswith("-O."):
+            flag = "-cc" + flag[2:]
         name, _, inside = flags.canonical(flag).partition(".")
         name = flags.SAME.get(name, name)
-        negated = name.startswith("no_") and _is_boolean(name[3:])
-        name = name[3:] if negated else name
+        name = flags.full_name(name) if word.startswith("--") else name
+        negated = name.startswith("no_") and _is_boolean(flags.full_name(name[3:]))
+        name = flags.full_name(name[3:]) if negated else name
         values = [value] if equals else _values(name, rest)
         shown = " ".join([flag, *values]) if not equals else word
         if _is_boolean(name):
@@ -273,10 +341,16 @@ def flags_of_config(text: str, where: str) -> dict[str, Any]:
 
 def _take(line: ServeLine, name: str, value: Any, shown: str) -> None:
     """One flag to where it belongs."""
-    if name in flags.MAPPED:
+    if name == "max_model_len" and value in (-1, "auto"):
+        why = "vLLM shortens it to what fits; `servecast kv` says how much that is"
+        line.unmodelled.append((shown, why))
+    elif name == "quantization" and not is_known(str(value)):
+        line.unmodelled.append((shown, "the checkpoint's own scheme is taken"))
+    elif name in flags.MAPPED:
         line.engine[name] = _engine_value(name, value, shown)
     elif name == "model":
-        line.model = str(value)
+        # The word beside `serve` goes before a flag or a file.
+        line.model = line.model or str(value)
     elif name in flags.READ:
         _read(line, name, value, shown)
     elif name in flags.WHY_HARMLESS:
@@ -290,8 +364,8 @@ def _take(line: ServeLine, name: str, value: Any, shown: str) -> None:
 
 def _engine_value(name: str, value: Any, shown: str) -> Any:
     """As the scenario takes it; raises InputError for a value that it does not."""
-    if name == "max_model_len" and value in (-1, "auto"):
-        raise InputError(f"vllm serve: {shown}: give the length; `servecast kv` says what fits")
+    if name == "dtype":
+        value = DTYPES.get(value, value)
     if name in ("gpu_memory_utilization", "swap_space", "cpu_offload_gb", "watermark"):
         value = float(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if name == "cudagraph_capture_sizes" and not isinstance(value, list):
@@ -310,10 +384,17 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
         if not isinstance(value, int) or not 1 <= value <= 10_000:
             raise InputError(f"vllm serve: {shown}: expected a whole number of at least 1")
         line.replicas = value
+        if value > 1:
+            line.engine["data_parallel_size"] = value
     elif name == "max_cudagraph_capture_size":
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"vllm serve: {shown}: expected a whole number of at least 1")
-        line.engine.setdefault("cudagraph_capture_sizes", _sizes_up_to(value))
+        line.engine.setdefault("cudagraph_capture_sizes", _sizes_up_to(value, shown))
+    elif name == "cuda_graph_sizes":
+        sizes = value if isinstance(value, list) else [value]
+        line.engine["cudagraph_capture_sizes"] = (
+            _sizes_up_to(sizes[0], shown) if len(sizes) == 1 else _capture_sizes(sizes, shown)
+        )
+    elif name in ("rope_scaling", "rope_theta"):
+        line.engine.setdefault("hf_overrides", {})[name] = value
     elif name == "optimization_level":
         if value == 0:
             line.engine["enforce_eager"] = True
@@ -326,15 +407,23 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
     elif name == "hf_overrides":
         if not isinstance(value, dict):
             raise InputError(f"vllm serve: {shown}: expected a JSON object")
-        line.engine["hf_overrides"] = value
+        line.engine["hf_overrides"] = {**line.engine.get("hf_overrides", {}), **value}
     elif name == "compilation_config":
         _compilation(line, value, shown)
 
 
-def _sizes_up_to(largest: int) -> list[int]:
+def _sizes_up_to(largest: Any, shown: str) -> list[int]:
     """vLLM's capture sizes up to a largest one."""
+    if not isinstance(largest, int) or not 1 <= largest <= MOST_CAPTURED:
+        raise InputError(f"vllm serve: {shown}: expected a whole number, 1 to {MOST_CAPTURED}")
     sizes = {1, 2, 4, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)}
     return sorted(size for size in sizes if size <= largest)
+
+
+def _capture_sizes(sizes: list[Any], shown: str) -> Any:
+    whole = all(type(size) is int for size in sizes)
+    ascending = sorted(set(sizes)) if whole else sizes
+    return _engine_value("cudagraph_capture_sizes", ascending, shown)
 
 
 def _compilation(line: ServeLine, value: Any, shown: str) -> None:
@@ -345,13 +434,12 @@ def _compilation(line: ServeLine, value: Any, shown: str) -> None:
         raise InputError(f"vllm serve: {shown}: expected a JSON object or a level")
     known = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_mode"}
     if isinstance(value.get("cudagraph_capture_sizes"), list):
-        sizes = sorted(set(value["cudagraph_capture_sizes"]))
-        line.engine["cudagraph_capture_sizes"] = _engine_value(
-            "cudagraph_capture_sizes", sizes, shown
+        line.engine["cudagraph_capture_sizes"] = _capture_sizes(
+            value["cudagraph_capture_sizes"], shown
         )
     elif value.get("max_cudagraph_capture_size") is not None:
         _read(line, "max_cudagraph_capture_size", value["max_cudagraph_capture_size"], shown)
-    mode = str(value.get("cudagraph_mode", "")).upper()
+    mode = str(value.get("cudagraph_mode") or "").upper()
     if mode == "NONE":
         line.engine["enforce_eager"] = True
     elif mode and mode not in ("FULL_AND_PIECEWISE", "0"):
@@ -368,10 +456,11 @@ def _environment(line: ServeLine) -> None:
     deduct = line.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if deduct in ("0", "1"):
         line.engine["estimate_cudagraphs"] = deduct == "1"
-    if line.env.get("VLLM_USE_V1") == "0":
-        version = line.engine.get("vllm_version")
-        if version is None or parse_version(version) >= V1_SINCE:
-            line.unmodelled.append(("VLLM_USE_V1=0", "scheduling is V1's"))
+    v1 = line.env.get("VLLM_USE_V1")
+    if v1 in ("0", "1"):
+        line.engine["vllm_use_v1"] = v1 == "1"
+    if v1 == "0":
+        line.unmodelled.append(("VLLM_USE_V1=0", "memory is V0's, scheduling V1's"))
 
 
 def _short(text: str) -> str:

@@ -1,13 +1,11 @@
 """`servecast kv`: will it start, and how many KV blocks will there be; if not, what would help."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kv_format import kv_format
-from servecast.costmodels.memory import GIB, Z90, MemoryPlan, free_at_start_bytes
-from servecast.costmodels.quantization import with_quantization
+from servecast.costmodels.memory import GIB, Z90, MemoryPlan
 from servecast.scenarios.bootlog import BootLog
 from servecast.scenarios.build import Setup
 
@@ -20,6 +18,11 @@ TIGHT_BYTES = 2 * GIB
 
 #: Changes in pairs are tried where none alone is enough, and as many are given.
 MOST_PAIRS = 3
+
+#: Compute capability from which a device has kernels: fp8 KV and weights (weights unpacked
+#: before Ada), AWQ.
+FP8_SINCE = 8.0
+AWQ_SINCE = 7.5
 
 PARTS = {
     "weights": "weights",
@@ -38,13 +41,13 @@ class Change:
     setup: Setup
 
 
-def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
+def start_up(setup: Setup, log: BootLog | None = None, told: Sequence[str] = ()) -> dict[str, Any]:
     """The predicted start as plain values, sizes in GiB of one device.
 
     Keys `starts`, `weights_gib`, `activation_gib`, `graph_gib`, `other_gib`, `kv_gib`,
     `kv_blocks` (vLLM's num_gpu_blocks), `kv_tokens`, `request_gib` (one request of
-    max_model_len), `max_concurrency`, `interval` (90 %),
-    `least_sure`, `fixes` and `notes`; with a log also `logged` and what differs.
+    max_model_len), `max_concurrency`, `interval` (90 %), `least_sure`, `fixes` and `notes`, of
+    which `told` are some; with a log also `logged` and what differs.
     """
     plan = setup.plan()
     low, high = plan.tokens_interval
@@ -72,10 +75,7 @@ def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
         "max_concurrency": round(plan.max_concurrency, 2),
         "interval": {
             "kv_tokens": [low, high],
-            "kv_gib": [
-                _gib(plan.kv_bytes - Z90 * plan.doubt.kv_bytes),
-                _gib(plan.kv_bytes + Z90 * plan.doubt.kv_bytes),
-            ],
+            "kv_gib": [_gib(size) for size in plan.kv_interval],
             **{
                 f"{name}_gib": _around(plan, name)
                 for name in ("weights", "activation", "graph", "other")
@@ -85,7 +85,7 @@ def start_up(setup: Setup, log: BootLog | None = None) -> dict[str, Any]:
         "reason": None if plan.fits else plan.explain(),
         "estimated_max_model_len": plan.longest_tokens,
         "fixes": [] if plan.fits else fixes(setup),
-        "notes": list(_notes(setup, plan)),
+        "notes": [*_notes(setup, plan), *told],
     }
     if log is not None:
         answer["logged"] = logged(log)
@@ -137,26 +137,25 @@ def _result(change: Change) -> dict[str, Any]:
 
 def _single(setup: Setup) -> Iterator[Change]:
     """Changes of one flag, the smallest of its kind that might do."""
-    memory = setup.memory
-    free = free_at_start_bytes(setup.hardware) / setup.hardware.memory_bytes
-    start = round(100 * memory.gpu_memory_utilization) + 1
-    yield from _first(
-        _memory(setup, gpu_memory_utilization=percent / 100)
-        for percent in range(start, int(100 * free) + 1)
-    )
-    longest = setup.plan().longest_tokens
-    if 0 < longest < setup.plan().max_model_len:
-        yield _memory(setup, max_model_len=longest)
-    yield from _first(_memory(setup, max_num_seqs=seqs) for seqs in _halves(memory.max_num_seqs, 1))
-    yield from _first(
-        _memory(setup, max_num_batched_tokens=tokens)
-        for tokens in _halves(memory.max_num_batched_tokens, max(256, memory.max_num_seqs))
-    )
-    if memory.deducts_graphs and not memory.enforce_eager:
-        yield _memory(setup, enforce_eager=True)
-    if memory.kv.bits >= 16:
-        fp8 = kv_format(setup.model, "fp8")
-        yield Change({"kv_cache_dtype": "fp8"}, replace(setup, memory=replace(memory, kv=fp8)))
+    memory, plan = setup.memory, setup.plan()
+    share = memory.gpu_memory_utilization
+    most = int(100 * plan.free_bytes / plan.total_bytes)
+    shares = range(round(100 * share) + 1, most + 1)
+    if plan.budget_bytes > plan.free_bytes:
+        shares = range(most, most - 5, -1)
+    yield from _first(_changes(setup, "gpu_memory_utilization", (s / 100 for s in shares)))
+    if memory.kv_cache_memory_bytes is not None:
+        smaller = memory.kv_cache_memory_bytes - plan.shortfall_bytes
+        yield from _first(_changes(setup, "kv_cache_memory_bytes", [max(0, smaller) // GIB * GIB]))
+    if 0 < plan.longest_tokens < plan.max_model_len:
+        yield from _first(_changes(setup, "max_model_len", [plan.longest_tokens]))
+    seqs, tokens = memory.max_num_seqs, memory.max_num_batched_tokens
+    yield from _first(_changes(setup, "max_num_seqs", _halves(seqs, 1)))
+    yield from _first(_changes(setup, "max_num_batched_tokens", _halves(tokens, max(256, seqs))))
+    if not memory.enforce_eager:
+        yield from _first(_changes(setup, "enforce_eager", [True]))
+    if memory.kv.bits >= 16 and setup.hardware.compute_capability >= FP8_SINCE:
+        yield from _first(_changes(setup, "kv_cache_dtype", ["fp8"]))
     yield from _first(_split(setup))
     yield from _first(_quantised(setup))
 
@@ -169,8 +168,15 @@ def _first(changes: Iterator[Change]) -> Iterator[Change]:
             return
 
 
-def _memory(setup: Setup, **flags: Any) -> Change:
-    return Change(flags, replace(setup, memory=replace(setup.memory, **flags)))
+def _changes(setup: Setup, flag: str, values: Iterable[Any]) -> Iterator[Change]:
+    """A flag set to each value that vLLM would take."""
+    for value in values:
+        try:
+            changed = setup.changed(**{flag: value})
+            changed.plan()
+        except InputError:
+            continue
+        yield Change({flag: value}, changed)
 
 
 def _halves(size: int, least: int) -> Iterator[int]:
@@ -183,28 +189,17 @@ def _halves(size: int, least: int) -> Iterator[int]:
 
 def _split(setup: Setup, sizes: tuple[int, ...] = TENSOR_SIZES) -> Iterator[Change]:
     """Over more devices, where the model's heads allow it."""
-    for ranks in sizes:
-        if ranks > setup.memory.tensor:
-            change = Change(
-                {"tensor_parallel_size": ranks},
-                replace(
-                    setup,
-                    memory=replace(setup.memory, tensor=ranks),
-                    parallel=replace(setup.parallel, tensor=ranks),
-                ),
-            )
-            try:
-                change.setup.plan()
-            except InputError:
-                continue
-            yield change
+    more = (ranks for ranks in sizes if ranks > setup.memory.tensor)
+    return _changes(setup, "tensor_parallel_size", more)
 
 
 def _quantised(setup: Setup) -> Iterator[Change]:
-    if setup.model.quantization is None:
-        for method in ("fp8", "awq"):
-            model = with_quantization(setup.model, method)
-            yield Change({"quantization": method}, replace(setup, model=model))
+    """As a checkpoint of fewer bits."""
+    if setup.model.quantization is not None:
+        return
+    methods = {"fp8": FP8_SINCE, "awq": AWQ_SINCE}
+    able = [name for name, since in methods.items() if setup.hardware.compute_capability >= since]
+    yield from _changes(setup, "quantization", able)
 
 
 def _large(setup: Setup) -> Iterator[Change]:
@@ -234,6 +229,10 @@ def _notes(setup: Setup, plan: MemoryPlan) -> Iterator[str]:
             f"vLLM sets the attention block size to {plan.block_size} tokens, so that a block "
             "holds a recurrent state"
         )
+    if setup.engine["kv"] == "contiguous":
+        yield "kv: contiguous is not vLLM's: the pool is as large, and is given out in whole pieces"
+    if setup.engine["data_parallel_size"] > 1 and model.moe is not None:
+        yield f"experts are spread over {setup.engine['data_parallel_size']} engines"
     if memory.v0:
         yield "this release runs the V0 engine: memory is counted as it did"
 
@@ -268,7 +267,19 @@ def _differences(setup: Setup, log: BootLog) -> list[str]:
         "tensor_parallel_size": (log.tensor_parallel_size, memory.tensor),
         "pipeline_parallel_size": (log.pipeline_parallel_size, memory.pipeline),
     }
+    words = {
+        "kv_cache_dtype": (log.kv_cache_dtype, memory.kv.name),
+        "quantization": (log.quantization, _method(setup)),
+        "dtype": (log.dtype, setup.model.dtype),
+        "enforce_eager": (log.enforce_eager, memory.enforce_eager),
+        "enable_prefix_caching": (log.enable_prefix_caching, memory.enable_prefix_caching),
+    }
     found = [
+        f"the log was made with {name} {theirs}, the prediction is for {ours}"
+        for name, (theirs, ours) in words.items()
+        if theirs is not None and theirs != ours
+    ]
+    found += [
         f"the log was made with {name} {theirs:g}, the prediction is for {ours:g}"
         for name, (theirs, ours) in pairs.items()
         if theirs is not None and ours is not None and abs(theirs - ours) > 1e-6
@@ -277,3 +288,8 @@ def _differences(setup: Setup, log: BootLog) -> list[str]:
     if log.total_gib is not None and abs(log.total_gib - total) > 0.02:
         found.append(f"the log's device has {log.total_gib:g} GiB, {total:.2f} are assumed")
     return found
+
+
+def _method(setup: Setup) -> str | None:
+    scheme = setup.model.quantization
+    return None if scheme is None else scheme.method

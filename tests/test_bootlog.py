@@ -111,6 +111,66 @@ def test_one_line_of_0_28() -> None:
     log = parse_boot_log(V128)
     assert (log.tokens, log.max_model_len, log.max_concurrency) == (437_337, 262_144, 1.67)
     assert (log.free_gib, log.total_gib) == (22.93, 23.56)
+    assert (log.other_gib, log.activation_gib) == (None, None)  # parts of sums that are not told
+
+
+def test_weights_and_non_torch_memory_told_as_one() -> None:
+    told = "INFO Model loading took 18.5 GiB\nINFO Estimated CUDA graph memory: 0.2 GiB total\n"
+    log = parse_boot_log(V128 + told)
+    assert (log.weights_gib, log.other_gib, log.activation_gib) == (18.5, 0.97, 0.4)
+    debug = (
+        "Memory profiling takes 3 seconds. Total non KV cache memory: 63.5GiB; torch peak memory "
+        "increase: 2.04GiB; total consumed (from mem_get_info): 61.49GiB; weights memory: 55.87GiB."
+    )
+    log = parse_boot_log(debug)
+    assert (log.weights_gib, log.other_gib, log.activation_gib) == (55.87, 5.62, 2.04)
+
+
+def test_flags_of_the_engine_s_own_line() -> None:
+    log = parse_boot_log(
+        "Initializing a V1 LLM engine (v0.19.0) with config: model='m/m', dtype=torch.bfloat16, "
+        "quantization=mxfp4, enforce_eager=True, kv_cache_dtype=fp8, enable_prefix_caching=False"
+    )
+    assert (log.dtype, log.quantization, log.kv_cache_dtype) == ("bfloat16", "mxfp4", "fp8")
+    assert (log.enforce_eager, log.enable_prefix_caching) == (True, False)
+    assert parse_boot_log("kv_cache_dtype=auto, quantization=None").kv_cache_dtype is None
+
+
+@pytest.mark.parametrize(
+    ("line", "blocks"),
+    [
+        ("# cuda blocks: 190100, # CPU blocks: 17", 190_100),
+        ("# GPU blocks: 33660", 33_660),
+        ("# TPU/CPU blocks: 12", 12),
+        ("# CPU blocks: 9", 9),
+    ],
+)
+def test_swap_space_is_no_kv_pool(line: str, blocks: int) -> None:
+    assert parse_boot_log(line).blocks == blocks
+
+
+def test_what_goes_wrong_while_it_serves_is_no_failed_start() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB\n"
+    assert parse_boot_log(V1 + oom).failure is not None
+    assert parse_boot_log(V1 + "INFO: Application startup complete.\n" + oom).failure is None
+
+
+def test_a_failure_tells_the_pool() -> None:
+    log = parse_boot_log(
+        "ValueError: To serve at least one request with the models's max seq len (262144), "
+        "(11.75 GiB KV cache is needed, which is larger than the available KV cache memory "
+        "(8.03 GiB). Based on the available memory, the estimated maximum model length is 57344."
+    )
+    assert log.kv_gib == 8.03
+    assert log.failure is not None
+
+
+def test_graphs_of_a_draft_and_of_an_encoder() -> None:
+    log = parse_boot_log(
+        "Graph capturing finished in 5 secs / 3 secs, took 0.81 GiB\n"
+        "Encoder graph capturing finished in 2 secs, took 3.00 GiB (4 graphs)\n"
+    )
+    assert log.graph_gib == 0.81
 
 
 def test_the_last_of_several_starts_counts() -> None:

@@ -39,6 +39,9 @@ def test_every_flag_of_vllm_has_a_place_and_its_arity(flag: str, arity: str) -> 
     assert (name in flags.MANY) == (arity == "many")
 
 
+SEQS_8 = {"max_num_seqs": 8}
+
+
 @pytest.mark.parametrize(
     ("words", "engine"),
     [
@@ -79,6 +82,28 @@ def test_every_flag_of_vllm_has_a_place_and_its_arity(flag: str, arity: str) -> 
             {"vllm_version": "0.11.0"},
         ),
         ("vllm serve M --served-model-name a b c --port 8000", {}),
+        ("uv run vllm serve M -tp 2", {"tensor_parallel_size": 2}),
+        ("$ cd /opt && export A=1; vllm serve M --max-num-seqs 8 2>&1 | tee log", SEQS_8),
+        ("bash -c 'cd x && vllm serve M --max-num-seqs 8'", SEQS_8),
+        ("'vllm serve M --max-num-seqs 8'", SEQS_8),
+        ("docker run --rm vllm-openai:v0.11.0 --model M", {"vllm_version": "0.11.0"}),
+        ("docker run --entrypoint vllm a/vllm:v0.9.1 serve M", {"vllm_version": "0.9.1"}),
+        ("python3 /src/vllm/entrypoints/openai/api_server.py --model M", {}),
+        ("vllm serve M --max-seq-len-to-capture 32768 --max-num-seq 8", SEQS_8),
+        ("vllm serve M --kv-cache-memory 2g", {"kv_cache_memory_bytes": 2_000_000_000}),
+        ("vllm serve M --cuda-graph-sizes 8", {"cudagraph_capture_sizes": [1, 2, 4, 8]}),
+        ("vllm serve M --cuda-graph-sizes 8 16", {"cudagraph_capture_sizes": [8, 16]}),
+        ("vllm serve M -O.cudagraph_mode=NONE", {"enforce_eager": True}),
+        ("""vllm serve M -O'{"cudagraph_mode": null, "level": 3}'""", {}),
+        ("vllm serve M --dtype half", {"dtype": "float16"}),
+        (
+            """vllm serve M --rope-scaling '{"rope_type": "yarn", "factor": 4.0}'""",
+            {"hf_overrides": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}},
+        ),
+        ("vllm serve M --model other", {}),
+        ("vllm serve M --max-model-len auto", {}),
+        ("vllm serve M --quantization deepspeedfp", {}),
+        ("VLLM_USE_V1=1 vllm serve M", {"vllm_use_v1": True}),
     ],
 )
 def test_lines(words: str, engine: dict[str, Any]) -> None:
@@ -89,7 +114,9 @@ def test_lines(words: str, engine: dict[str, Any]) -> None:
 
 
 def test_data_parallel_engines_are_replicas() -> None:
-    assert parse_line(["vllm", "serve", "M", "-dp", "4"]).replicas == 4
+    line = parse_line(["vllm", "serve", "M", "-dp", "4"])
+    assert line.replicas == 4
+    assert line.engine == {"data_parallel_size": 4}
 
 
 def test_what_is_not_modelled_is_told_with_why_and_what_does_no_harm_is_not() -> None:
@@ -151,7 +178,9 @@ def test_the_scenario_loads_and_starts(tmp_path: Path) -> None:
         ("vllm serve nobody/none", {}, "'nobody/none' is not known"),
         ("meta-llama/Llama-3.1-8B", {"hardware": "h101"}, "'h101' is not known"),
         ("meta-llama/Llama-3.1-8B --max-model-len 512", {}, "do not fit max_model_len 512"),
-        ("M --max-model-len auto", {}, "give the length"),
+        ("M --cudagraph-capture-sizes a 1", {}, "--cudagraph-capture-sizes a 1: "),
+        ("M --max-cudagraph-capture-size 99999999", {}, "1 to 65536"),
+        ('M -cc.cudagraph_capture_sizes=["a",1]', {}, "cudagraph_capture_sizes"),
         ("M --max-num-seqs many", {}, "--max-num-seqs many: expected a whole number"),
         ("M --kv-cache-dtype fp7", {}, "'fp7' is not known"),
         ("M --gpu-memory-utilization nan", {}, "gpu-memory-utilization"),

@@ -68,12 +68,34 @@ def test_a_deployment(tmp_path: Path) -> None:
 def test_compose_services_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, COMPOSE)
     small = line_of_file(path, "small")
-    assert small.engine == {"max_model_len": 2048, "max_num_seqs": 8, "vllm_version": "0.21.0"}
+    assert small.engine == {
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "vllm_use_v1": True,
+        "vllm_version": "0.21.0",
+    }
     assert line_of_file(path, "large").engine == {"tensor_parallel_size": 2}
     with pytest.raises(InputError, match=r"several run vLLM \(small, large\): name one"):
         line_of_file(path)
     with pytest.raises(InputError, match="no service 'none'; it has small, large"):
         line_of_file(path, "none")
+
+
+def test_variables_from_beside_a_compose_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("# ours\nexport SEQS='12'\nMORE=\n")
+    text = 'services: {x: {image: vllm/y, command: "--model M --max-num-seqs ${SEQS} $MORE"}}\n'
+    assert line_of_file(write(tmp_path, text)).engine == {"max_num_seqs": 12}
+
+
+def test_a_worker_without_words_waits_for_its_leader(tmp_path: Path) -> None:
+    text = """
+    spec:
+      leaderWorkerTemplate:
+        leaderTemplate:
+          spec: {containers: [{name: leader, image: vllm/a, args: [--model, M, "${EXTRA:-}"]}]}
+        workerTemplate: {spec: {containers: [{name: worker, image: vllm/a}]}}
+    """
+    assert line_of_file(write(tmp_path, text)).model == "M"
 
 
 def test_a_config_file_with_a_model(tmp_path: Path) -> None:
@@ -109,7 +131,8 @@ def test_real_files() -> None:
     assert gke.engine["vllm_version"] == "0.11.0"
     assert gke.engine["max_num_seqs"] == 128
     old = line_of_file(FILES / "k8s/vllm_manifest_v0_env.yaml")
-    assert ("VLLM_USE_V1=0", "scheduling is V1's") in old.unmodelled
+    assert old.engine["vllm_use_v1"] is False
+    assert "VLLM_USE_V1=0" in dict(old.unmodelled)
     compose = line_of_file(FILES / "compose/club3090_1.yml")
     assert compose.engine["max_model_len"] == 8192
     assert compose.engine["gpu_memory_utilization"] == 0.92

@@ -38,8 +38,8 @@ model='meta-llama/Llama-3.1-8B', max_seq_len=8192
 
 
 def answer_to(words: str, **options: Any) -> dict[str, Any]:
-    setup, log, _ = asked_setup(words.split(), {}, **options)
-    return start_up(setup, log)
+    asked = asked_setup(words.split(), {}, **options)
+    return start_up(asked.setup, asked.log, asked.notes)
 
 
 def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
@@ -78,6 +78,22 @@ def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
             "vllm serve meta-llama/Llama-3.1-405B --hardware h100-sxm",
             {("quantization", "tensor_parallel_size")},
         ),
+        # More is asked for than the device has free.
+        (
+            "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --hardware h100 "
+            "--gpu-memory-utilization 1.0",
+            {("gpu_memory_utilization",)},
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --hardware h100 "
+            "--kv-cache-memory-bytes 80G",
+            {("kv_cache_memory_bytes",)},
+        ),
+        # A card without fp8 kernels.
+        (
+            "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --hardware t4 --vllm-version 0.11.0",
+            {("tensor_parallel_size",), ("quantization",)},
+        ),
     ],
 )
 def test_fixes_are_named_and_start(words: str, flags: set[tuple[str, ...]]) -> None:
@@ -85,6 +101,8 @@ def test_fixes_are_named_and_start(words: str, flags: set[tuple[str, ...]]) -> N
     assert not answer["starts"] and answer["reason"].startswith("does not start")
     changes = {tuple(sorted(fix["change"])) for fix in answer["fixes"]}
     assert flags <= changes
+    if "t4" in words:
+        assert "fp8" not in str(answer["fixes"])
     for fix in answer["fixes"]:
         again = words + "".join(
             f" --{key.replace('_', '-')}={value}" for key, value in fix["change"].items()
@@ -112,10 +130,20 @@ def test_the_suggested_length_is_the_longest() -> None:
             "Qwen/Qwen3-8B --hardware h100 --max-model-len 8192 --gpu-memory-utilization 0.98",
             "graph capture",
         ),
+        ("Qwen/Qwen3-8B --hardware h100 --enable-lora --max-model-len 8192", "--enable-lora: "),
+        ("Qwen/Qwen3-8B --hardware h100 --frobnicate 3", "--frobnicate 3: no flag of vLLM"),
+        ("Qwen/Qwen3-30B-A3B --hardware h100 -dp 4 --max-model-len 8192", "over 4 engines"),
     ],
 )
 def test_notes(words: str, part: str) -> None:
     assert part in " ".join(answer_to(f"vllm serve {words}")["notes"])
+
+
+def test_the_log_that_a_scenario_names_stands_beside_too(tmp_path: Path) -> None:
+    (tmp_path / "boot.log").write_text(LOG)
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("engine: {", "engine: {boot_log: boot.log, "))
+    assert answer_to(str(path))["logged"]["kv_tokens"] == 476_016
 
 
 def test_a_log_stands_beside_the_prediction(tmp_path: Path) -> None:
