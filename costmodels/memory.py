@@ -172,6 +172,7 @@ class MemoryPlan:
     tokens : vLLM's `GPU KV cache size`
     max_concurrency : vLLM's `Maximum concurrency for max_model_len tokens per request`
     shortfall_bytes : what is missing to start; 0 if it fits
+    refused_bytes : by how much the budget is above what is free, where vLLM checks that
     free_bytes : what the driver shows as free before anything is loaded
     after_start_bytes : free when the engine serves and samples its largest batch
     kv_interval, tokens_interval : 90 % of the time they lie in these
@@ -193,6 +194,7 @@ class MemoryPlan:
     tokens: int
     max_concurrency: float
     shortfall_bytes: int
+    refused_bytes: int
     after_start_bytes: int
     free_bytes: int
     max_model_len: int
@@ -230,7 +232,7 @@ class MemoryPlan:
                 f"starts: {terms} + KV {_gib(self.kv_bytes)} of {_gib(self.total_bytes)} GiB: "
                 f"{self.num_gpu_blocks:,} blocks of {self.block_size} ({self.tokens:,} tokens)"
             )
-        if 0 < self.budget_bytes - self.free_bytes == self.shortfall_bytes:
+        if self.refused_bytes > 0:
             return (
                 f"does not start: free memory on device ({_gib(self.free_bytes)} of "
                 f"{_gib(self.total_bytes)} GiB) is less than desired: {_gib(self.budget_bytes)} GiB"
@@ -298,8 +300,7 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     profiled = engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None
     # A pool that was not profiled for may leave too little to run in.
     over = weights + other + max(0, left) - free
-    if engine.version >= FREE_CHECKED_SINCE and not engine.v0:
-        over = max(over, budget - free)
+    refused = budget - free if engine.version >= FREE_CHECKED_SINCE and not engine.v0 else 0
     if not engine.deducts_graphs and not engine.enforce_eager:
         over = max(over, -after_start - activation)
 
@@ -321,7 +322,8 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         blocks=layout.schedulable_blocks(ids, engine.max_num_seqs),
         tokens=layout.logged_tokens(ids, longest, engine.version),
         max_concurrency=layout.concurrency(ids, longest),
-        shortfall_bytes=max(0, needed - left, over),
+        shortfall_bytes=max(0, needed - left, over, refused),
+        refused_bytes=max(0, refused),
         after_start_bytes=after_start,
         free_bytes=free,
         max_model_len=longest,

@@ -6,6 +6,7 @@ from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.memory import GIB, Z90, MemoryPlan
+from servecast.costmodels.quantization import USUAL
 from servecast.scenarios.bootlog import BootLog
 from servecast.scenarios.build import Setup
 
@@ -141,7 +142,7 @@ def _single(setup: Setup) -> Iterator[Change]:
     share = memory.gpu_memory_utilization
     most = int(100 * plan.free_bytes / plan.total_bytes)
     shares = range(round(100 * share) + 1, most + 1)
-    if plan.budget_bytes > plan.free_bytes:
+    if plan.refused_bytes > 0:
         shares = range(most, most - 5, -1)
     yield from _first(_changes(setup, "gpu_memory_utilization", (s / 100 for s in shares)))
     if memory.kv_cache_memory_bytes is not None:
@@ -203,7 +204,11 @@ def _quantised(setup: Setup) -> Iterator[Change]:
 
 
 def _large(setup: Setup) -> Iterator[Change]:
-    """Changes that free much, from which a second may go on."""
+    """Changes that help much, from which a second may go on."""
+    plan = setup.plan()
+    if plan.refused_bytes > 0:
+        most = int(100 * plan.free_bytes / plan.total_bytes) / 100
+        yield from _changes(setup, "gpu_memory_utilization", [most])
     yield from _quantised(setup)
     yield from _split(setup)
 
@@ -220,6 +225,11 @@ def _notes(setup: Setup, plan: MemoryPlan) -> Iterator[str]:
     if model.vision_parameters and memory.vision:
         size = model.vision_parameters * model.dtype_bytes / GIB
         yield f"the vision tower's {size:.2f} GiB are counted; images are not simulated"
+    if model.quantization is not None and model.quantization in USUAL.values():
+        yield (
+            f"which layers are {model.quantization.method} is taken from the usual checkpoint of "
+            "that kind: its own config.json would say"
+        )
     if not memory.kv.in_vllm:
         yield f"kv_cache_dtype {memory.kv.name}: vLLM has no such format"
     if plan.layout.padding_layers:

@@ -89,6 +89,11 @@ def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
             "--kv-cache-memory-bytes 80G",
             {("kv_cache_memory_bytes",)},
         ),
+        # More than is free, and a length that no share leaves room for.
+        (
+            "vllm serve Qwen/Qwen3-8B --hardware l4 --gpu-memory-utilization 0.999",
+            {("gpu_memory_utilization", "max_model_len")},
+        ),
         # A card without fp8 kernels.
         (
             "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --hardware t4 --vllm-version 0.11.0",
