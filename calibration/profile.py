@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from servecast.costmodels.efficiency import Efficiency
+from servecast.costmodels.kernels import Kernels
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,17 @@ class Profile:
     host_step_s : scheduling, input preparation and output handling of one step, on the CPU.
         The default is the overhead a step published with the H100 fits of specdecode-bench,
         1.21 ms
+    kernels : measured ones; the efficiency stands for what they do not cover
     """
 
     efficiency: Efficiency = field(default_factory=Efficiency)
     host_step_s: float = 1.21e-3
+    kernels: Kernels | None = None
 
     @property
     def label(self) -> str:
         """What a report says of these figures."""
-        return self.efficiency.label
+        return self.efficiency.label if self.kernels is None else self.kernels.label
 
 
 #: Used for every device that has no measured profile.

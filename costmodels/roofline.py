@@ -12,24 +12,39 @@ import numpy.typing as npt
 from servecast.costmodels.collectives import all_gather_s
 from servecast.costmodels.efficiency import GENERIC, Efficiency
 from servecast.costmodels.graphs import padded_tokens
+from servecast.costmodels.kernels import Kernels
 from servecast.costmodels.kv_format import BFLOAT16, KvFormat
+from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.operators import (
     attention,
     communication_s,
+    compute_type,
     elementwise_s,
     gemm,
     kernels,
+    sublayers,
     window_pairs,
 )
 from servecast.costmodels.shape import NS_PER_S, StepCost, StepShape
 from servecast.costmodels.specs import ONE_DEVICE, HardwareSpec, ModelSpec, Parallelism
-from servecast.costmodels.weights import check_parallel, layer_matrices, lm_head
+from servecast.costmodels.weights import (
+    Matrix,
+    check_parallel,
+    kv_heads,
+    layer_matrices,
+    lm_head,
+    weight_bits,
+)
 
 #: Below this a list comprehension beats numpy's fixed cost.
 VECTOR_STEPS = 16
 
 #: Traffic of one logit: written in 16 bits, read, written and read in fp32, read to choose.
 SAMPLING_BYTES_PER_LOGIT = 2 + 2 + 4 + 4 + 4
+
+#: Kernels of a layer beside GEMMs and attention: two norms, rotation, KV write, activation, and
+#: what else a compiled graph leaves on its own.
+SMALL_KERNELS = 6
 
 MOE_GROUPS = ("router", "experts", "shared_expert")
 
@@ -52,6 +67,7 @@ class Roofline:
         host_s: float = 0.0,
         async_scheduling: bool = True,
         cuda_graph_sizes: tuple[int, ...] = (),
+        measured: Kernels | None = None,
     ) -> None:
         """Fold everything that no shape changes into coefficients.
 
@@ -60,6 +76,7 @@ class Roofline:
         host_s : scheduling, input preparation and output of a step; hidden behind the device
             where `async_scheduling` holds
         cuda_graph_sizes : ascending, `graphs.capture_sizes`; empty means enforce_eager
+        measured : kernel times; what they do not cover is priced by `efficiency`
 
         Raises InputError for a split that vLLM refuses.
         """
@@ -68,14 +85,28 @@ class Roofline:
         self.efficiency = efficiency
         self._sizes = cuda_graph_sizes
         self._attention = attention(model, hardware, parallel, kv, efficiency)
+        self._measured = measured
+        self._kv = kv
         self._matrices = [
-            (matrix.group in MOE_GROUPS, gemm(model, matrix, hardware, efficiency))
+            (
+                matrix.group in MOE_GROUPS,
+                gemm(model, matrix, hardware, efficiency),
+                self._matrix_lines(matrix),
+            )
             for matrix in layer_matrices(model, parallel.tensor)
         ]
         head = lm_head(model, parallel.tensor)
         self._head = gemm(model, head, hardware, efficiency)
+        self._head_lines = self._matrix_lines(head)
+        self._prefill_lines = self._chunk_lines()
         self._elementwise_s = elementwise_s(model, hardware, parallel.tensor, efficiency)
         self._launch_s = kernels(model) * efficiency.launch_s
+        self._small_s = 0.0
+        if measured is not None:
+            # Measured kernels have their launch in them; the small ones beside are counted.
+            unmeasured = sum(matrix.layers for _, matrix, lines in self._matrices if lines is None)
+            self._launch_s = unmeasured * efficiency.launch_s
+            self._small_s = model.num_layers * SMALL_KERNELS * measured.small_kernel_s
         eager_s = 0.0 if cuda_graph_sizes else kernels(model) * efficiency.eager_launch_s
         # What the device must wait out, and what comes on top of it.
         self._floor_s = host_s + eager_s
@@ -83,6 +114,7 @@ class Roofline:
         self._by_tokens: dict[int, tuple[float, float, float, float, float]] = {}
         self._by_sampled: dict[int, tuple[float, float, float, float, float]] = {}
         self._by_decodes: dict[int, RooflineDecode] = {}
+        self._by_sequences: dict[tuple[int, int], Lines] = {}
 
     def step(self, shape: StepShape) -> StepCost:
         """Cost of any step that has at least one token."""
@@ -126,6 +158,34 @@ class Roofline:
             moved,
         )
 
+    def _matrix_lines(self, matrix: Matrix) -> Lines | None:
+        if self._measured is None or matrix.copies > 1:
+            return None
+        compute = compute_type(self.model, matrix.group)
+        bits = weight_bits(self.model, matrix.group)
+        return self._measured.gemm_lines(self.hardware, compute, matrix.n, matrix.k, bits)
+
+    def _chunk_lines(self) -> Lines | None:
+        model, tensor = self.model, self.parallel.tensor
+        if self._measured is None or model.mla is not None:
+            return None
+        heads = model.num_attention_heads // tensor
+        group = heads / kv_heads(model, tensor)
+        return self._measured.prefill_lines(
+            self.hardware, self._kv.bits, heads, group, self._attention.pair_flops
+        )
+
+    def _communication_s(self, tokens: int) -> float:
+        """All-reduces and hand-overs, the former measured where they were."""
+        ranks = self.parallel.tensor
+        curve = self._measured.all_reduce.get(ranks) if self._measured else None
+        parallel = self.parallel if curve is None else Parallelism(1, self.parallel.pipeline)
+        seconds = communication_s(self.model, self.hardware, parallel, self.efficiency, tokens)
+        if curve is not None:
+            message = tokens * self.model.hidden_size * self.model.dtype_bytes
+            seconds += sublayers(self.model) * curve.at(message)
+        return seconds
+
     def decode(self, decodes: int) -> "RooflineDecode":
         """Cost of steps in which `decodes` sequences decode one token each."""
         priced = self._by_decodes.get(decodes)
@@ -140,15 +200,14 @@ class Roofline:
         run = padded_tokens(tokens, self._sizes)
         seconds = [0.0, 0.0]
         flops = moved = 0.0
-        for is_moe, matrix in self._matrices:
-            seconds[is_moe] += matrix.seconds(run)
+        for is_moe, matrix, lines in self._matrices:
+            seconds[is_moe] += matrix.layers * lines.at(run) if lines else matrix.seconds(run)
             matrix_flops, matrix_bytes = matrix.work(tokens)
             flops += matrix_flops
             moved += matrix_bytes
-        dense_s = seconds[0] + run * self._elementwise_s + self._launch_s
-        collective_s = communication_s(
-            self.model, self.hardware, self.parallel, self.efficiency, run
-        )
+        small_s = max(run * self._elementwise_s, self._small_s)
+        dense_s = seconds[0] + small_s + self._launch_s
+        collective_s = self._communication_s(run)
         stages = self.parallel.pipeline
         priced = (dense_s, seconds[1], collective_s, flops / stages, moved / stages)
         self._by_tokens[tokens] = priced
@@ -167,7 +226,9 @@ class Roofline:
                 self.efficiency.collective_latency_s,
             )
             priced = (
-                self._head.seconds(sampled) + self.efficiency.launch_s,
+                self._head_lines.at(sampled)
+                if self._head_lines
+                else self._head.seconds(sampled) + self.efficiency.launch_s,
                 logits
                 * SAMPLING_BYTES_PER_LOGIT
                 / (bandwidth * self.efficiency.sampling_bandwidth),
@@ -185,14 +246,16 @@ class Roofline:
         a = self._attention
         pairs = new * before + new * (new + 1) // 2
         read = before + new
-        pair_s = pairs * a.pair_s
+        lines = self._prefill_lines
+        pair_s = pairs * a.pair_s if lines is None else lines.at(pairs)
         read_s = read * a.read_s
         seconds = a.full_layers * (pair_s if pair_s > read_s else read_s)
         layer_pairs, layer_reads = a.full_layers * pairs, a.full_layers * read
         if a.sliding_layers:
             pairs = window_pairs(new, before, a.window)
             read = min(read, a.window + new)
-            seconds += a.sliding_layers * max(pairs * a.pair_s, read * a.read_s)
+            pair_s = pairs * a.pair_s if lines is None else lines.at(pairs)
+            seconds += a.sliding_layers * max(pair_s, read * a.read_s)
             layer_pairs += a.sliding_layers * pairs
             layer_reads += a.sliding_layers * read
         seconds += max(new * a.token_s, a.sequence_s)
@@ -204,26 +267,57 @@ class Roofline:
             (layer_reads * a.token_bytes + a.sequence_bytes) / stages,
         )
 
-    def _decode_rates(self, decodes: int, decode_tokens: int) -> tuple[float, float, float, float]:
-        """Decode attention is linear in context: (fixed s, s a token, s a window token, window).
+    def _decode_lines(self, decodes: int, decode_tokens: int) -> Lines:
+        """Decode attention of all layers, by the context of all sequences together.
 
-        The last rate is for sliding layers, which read min(context, decodes x window) tokens:
-        the mean context stands for each one's.
+        Sliding layers read min(context, decodes x window) tokens: the mean context stands for
+        each one's.
         """
+        found = self._by_sequences.get((decodes, decode_tokens))
+        if found is None:
+            found = self._measured_decodes(decodes, decode_tokens)
+            if found is None:
+                found = self._generic_decodes(decodes, decode_tokens)
+            self._by_sequences[decodes, decode_tokens] = found
+        return found
+
+    def _generic_decodes(self, decodes: int, decode_tokens: int) -> Lines:
         a = self._attention
-        pair_s = decode_tokens / decodes * a.decode_pair_s
-        token_s = max(pair_s, a.decode_read_s)
+        token_s = max(decode_tokens / decodes * a.decode_pair_s, a.decode_read_s)
         fixed_s = max(decode_tokens * a.token_s, decodes * a.sequence_s)
-        return fixed_s, a.full_layers * token_s, a.sliding_layers * token_s, decodes * a.window
+        full_s, window_s, window = a.full_layers * token_s, a.sliding_layers * token_s, a.window
+        if not window_s:
+            return straight(fixed_s, full_s)
+        passed = decodes * window
+        return Lines((passed,), (fixed_s, fixed_s + window_s * passed), (full_s + window_s, full_s))
+
+    def _measured_decodes(self, decodes: int, decode_tokens: int) -> Lines | None:
+        """From measured kernels, where there are some of this kind."""
+        a, model, tensor = self._attention, self.model, self.parallel.tensor
+        if self._measured is None or model.mla is not None or decode_tokens != decodes:
+            return None
+        heads = kv_heads(model, tensor)
+        group = model.num_attention_heads // tensor / heads
+        layer = self._measured.decode_lines(
+            self.hardware, self._kv.bits, decodes, heads, group, a.token_bytes
+        )
+        if layer is None:
+            return None
+        knots = {0.0, *layer.ends, 2.0 * layer.ends[-1]}
+        passed = decodes * a.window if a.sliding_layers else np.inf
+        counts = np.array(sorted(knots | ({passed} if a.sliding_layers else set())), float)
+        seconds = a.full_layers * layer.at_all(counts)
+        seconds += a.sliding_layers * layer.at_all(np.minimum(counts, passed))
+        fixed_s = max(decode_tokens * a.token_s, decodes * a.sequence_s)
+        return through(counts, np.maximum(seconds, 0.0) + fixed_s)
 
     def _price_decodes(
         self, decodes: int, decode_tokens: int, context: int
     ) -> tuple[float, float, float]:
         """(seconds, FLOPs, bytes) of attention for sequences that decode."""
         a = self._attention
-        fixed_s, token_s, window_s, window = self._decode_rates(decodes, decode_tokens)
-        seen = min(context, window)
-        seconds = fixed_s + token_s * context + window_s * seen
+        seconds = self._decode_lines(decodes, decode_tokens).at(context)
+        seen = min(context, decodes * a.window)
         reads = a.full_layers * context + a.sliding_layers * seen
         flops = reads * decode_tokens / decodes * a.decode_pair_flops
         flops += decode_tokens * a.token_flops
@@ -233,43 +327,43 @@ class Roofline:
 
 
 class RooflineDecode:
-    """Steps of `decodes` sequences, linear in their context: a `DecodeCost`.
+    """Steps of `decodes` sequences, on straight lines over their context: a `DecodeCost`.
 
     Scalars and arrays go through the same additions and multiplications in the same order, so
     both round to the same nanosecond (`round` and `np.rint` take halves to even).
     """
 
-    __slots__ = ("_decodes", "_fixed_ns", "_floor_ns", "_roofline", "_token_ns", "_window")
+    __slots__ = ("_decodes", "_floor_ns", "_lines", "_roofline")
 
     def __init__(self, roofline: Roofline, decodes: int) -> None:
         empty = roofline.step(StepShape((), decodes, decodes, 0, decodes))
-        host_s = roofline._host_s
-        fixed_s = sum(empty[:7]) + host_s
-        _, token_s, window_s, window = roofline._decode_rates(decodes, decodes)
+        fixed_s = sum(empty[:7]) + roofline._host_s
+        lines = roofline._decode_lines(decodes, decodes)
+        # The empty step holds the first line's offset already.
+        first = lines.offsets[0]
         self._roofline = roofline
         self._decodes = decodes
-        self._fixed_ns = fixed_s * NS_PER_S
-        self._token_ns = token_s * NS_PER_S
-        self._window = (window_s * NS_PER_S, window)
+        self._lines = Lines(
+            lines.ends,
+            tuple((fixed_s + (offset - first)) * NS_PER_S for offset in lines.offsets),
+            tuple(slope * NS_PER_S for slope in lines.slopes),
+        )
         self._floor_ns = roofline._floor_s * NS_PER_S
 
     def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps, the first of which reads `context_tokens`."""
-        fixed, rate, floor = self._fixed_ns, self._token_ns, self._floor_ns
-        window_rate, window = self._window
+        lines, floor = self._lines, self._floor_ns
         last = context_tokens + (steps - 1) * self._decodes
+        fixed, rate = line = lines.line(context_tokens)
+        bent = lines.ends and line != lines.line(last)
         if steps > VECTOR_STEPS:
             context = np.arange(context_tokens, last + 1, self._decodes)
-            ns = fixed + rate * context
-            if window_rate:
-                ns = ns + window_rate * np.minimum(context, window)
+            ns = lines.at_all(context) if bent else fixed + rate * context
             rounded: npt.NDArray[np.int64] = np.rint(np.maximum(ns, floor)).astype(np.int64)
             return rounded
         contexts = range(context_tokens, last + 1, self._decodes)
-        if window_rate:
-            return [
-                round(max(fixed + rate * c + window_rate * min(c, window), floor)) for c in contexts
-            ]
+        if bent:
+            return [round(max(lines.at(c), floor)) for c in contexts]
         if fixed + rate * context_tokens >= floor:
             return [round(fixed + rate * c) for c in contexts]
         return [round(max(fixed + rate * c, floor)) for c in contexts]

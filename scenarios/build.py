@@ -27,6 +27,7 @@ from servecast.costmodels.versions import (
 )
 from servecast.scenarios.bootlog import BootLog, read_boot_log
 from servecast.scenarios.load import LoadedScenario
+from servecast.scenarios.measured import measured
 from servecast.scenarios.schema import Engine
 from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
@@ -133,6 +134,9 @@ def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
     """
     try:
         setup = _set_up(loaded)
+        if loaded.scenario.profile is not None:
+            name = beside(loaded.scenario.profile, loaded.path)
+            profile = measured(profile, name, setup.model, setup.hardware, setup.memory.kv)
         return _assemble(setup, _pool(setup, loaded.path), profile)
     except InputError as error:
         where = str(loaded.path)
@@ -348,6 +352,7 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         host_s=profile.host_step_s,
         async_scheduling=engine["async_scheduling"],
         cuda_graph_sizes=sizes,
+        measured=profile.kernels,
     )
     budget = engine["max_num_batched_tokens"]
     if engine["batching"] == "continuous_unchunked":

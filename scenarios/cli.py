@@ -198,6 +198,50 @@ def init(
     write_text(output, text)
 
 
+@app.command()
+def calibrate(
+    path: Annotated[
+        Path | None, typer.Argument(help="Folder of the tables: the systems', or one system's.")
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="Whose tables: aiconfigurator or llmservingsim."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="Which GPU of theirs, such as h100_sxm or RTX4090.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Device of the catalogue whose datasheet is fitted against."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Profile to write; HARDWARE.yaml by default.")
+    ] = None,
+    show: Annotated[
+        str | None, typer.Option(help="A profile, bundled or a file, instead of a fit.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the answer on stdout.")] = False,
+) -> None:
+    """Fit measured kernel tables to a profile, or show one."""
+    from servecast.calibration.store import load_profile, profile_facts, profile_text
+    from servecast.reports.files import write_text
+    from servecast.reports.profile_console import render_profile
+    from servecast.scenarios.imported import fit_tables
+
+    if show is not None:
+        if from_ is not None or path is not None:
+            raise InputError("--show: takes no tables")
+        profile = load_profile(show)
+    else:
+        profile = fit_tables(path, from_, system, hardware)
+        write_text(out or Path(f"{profile.hardware}.yaml"), profile_text(profile))
+    facts = profile_facts(profile)
+    if json:
+        _echo(facts)
+    else:
+        _print(render_profile(facts))
+
+
 def _own_number(own: Mapping[str, str], name: str, default: float) -> float:
     """An option that stood after `--`, among vLLM's flags."""
     text = own.get(name.replace("-", "_"))
@@ -394,7 +438,8 @@ def schema(
 
 @app.command()
 def models() -> None:
-    """List the models and devices of the catalogue."""
+    """List the models, devices and profiles of the catalogue."""
+    from servecast.calibration.store import profile_names
     from servecast.costmodels.catalogue import hardware_names, model_names
 
     typer.echo("models:")
@@ -402,6 +447,9 @@ def models() -> None:
         typer.echo(f"  {name}")
     typer.echo("hardware:")
     for name in hardware_names():
+        typer.echo(f"  {name}")
+    typer.echo("profiles (kernels measured on a device):")
+    for name in profile_names():
         typer.echo(f"  {name}")
 
 

@@ -68,7 +68,10 @@ class Point:
         blocks = [workload.arrivals, workload.lengths]
         blocks += [c.lengths for c in workload.classes or ()]
         named = [getattr(block, "path", None) for block in blocks]
-        named += [n for n in (self.scenario.model, self.scenario.hardware) if n.endswith(FILES)]
+        scenario = self.scenario
+        facts = (scenario.model, scenario.hardware, scenario.profile or "")
+        named += [name for name in facts if name.endswith(FILES)]
+        named.append(scenario.engine.boot_log)
         return [self.base.parent / name for name in named if name is not None]
 
 

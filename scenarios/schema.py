@@ -603,6 +603,11 @@ class Scenario(Model):
     description: str | None = Field(default=None, description="What this load is, in a line.")
     model: Name = Field(description="Catalogue name, or path of a Hugging Face config.json.")
     hardware: Name = Field(description="Catalogue name, or path of a YAML file with the facts.")
+    profile: Name | None = Field(
+        default=None,
+        description="Measured kernel times: a bundled profile (`servecast models` lists them) or "
+        "a file beside the scenario; generic efficiencies when left out.",
+    )
     engine: Engine = Field(default_factory=Engine, description="vLLM's flags.")
     workload: Workload = Field(description="The load.")
     sla: Annotated[dict[ClauseName, Limit], AfterValidator(_check_sla)] = Field(

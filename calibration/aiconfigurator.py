@@ -1,0 +1,213 @@
+"""Kernel tables of ai-dynamo/aiconfigurator (Apache-2.0): Parquet files of one system.
+
+`gemm_perf`, `context_attention_perf`, `generation_attention_perf` and `custom_allreduce_perf`,
+latency in milliseconds, one row a shape, timed hot and in CUDA graphs. `step` of generation
+attention is the context before the new token; `message_size` counts elements.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.store import Family, KernelProfile
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kernels import (
+    WEIGHT_BITS,
+    Curve,
+    decode_form_s,
+    gemm_form_s,
+    prefill_form_s,
+)
+from servecast.costmodels.specs import HardwareSpec
+
+FloatArray = npt.NDArray[np.float64]
+
+#: Their names of number formats, and what they compute in and store a weight in.
+GEMM_DTYPES = {"bfloat16": "16bit", "fp8": "fp8", "nvfp4": "fp4"}
+
+HEAD_DIM = 128
+KV_BITS = {"bfloat16": 16, "fp8": 8}
+
+
+@dataclass(frozen=True)
+class System:
+    """The tables of one system, as rows over their physical forms.
+
+    Attributes
+    ----------
+    device : the GPU's name in the tables
+    gemm : by compute type
+    prefill, decode : by bits of a KV number
+    """
+
+    device: str
+    version: str
+    gemm: dict[str, Rows]
+    prefill: dict[int, Rows]
+    decode: dict[int, Rows]
+    all_reduce: dict[int, Curve]
+
+
+def read_system(folder: Path, hardware: HardwareSpec) -> System:
+    """Read a folder of tables.
+
+    Raises InputError for a folder without them, and for tables that are not theirs.
+    """
+    gemm = _read(folder / "gemm_perf.parquet", "gemm_dtype", "m", "n", "k")
+    device = str(gemm["device"][0]) if len(gemm["device"]) else ""
+    return System(
+        device=device,
+        version=str(gemm["version"][0]) if len(gemm["version"]) else "",
+        gemm=_gemm(gemm, hardware),
+        prefill=_prefill(folder, hardware),
+        decode=_decode(folder, hardware),
+        all_reduce=_all_reduce(folder),
+    )
+
+
+def _read(path: Path, *columns: str) -> dict[str, npt.NDArray[np.generic]]:
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        found = {name: table[name].to_numpy() for name in (*columns, "device", "version")}
+        found["seconds"] = table["latency"].to_numpy().astype(float) / 1e3
+        if "window_size" in table.column_names:
+            found["window_size"] = table["window_size"].to_numpy()
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path}: not a table of aiconfigurator: {error}") from None
+    seconds = found["seconds"].astype(float)
+    if not len(seconds) or not np.isfinite(seconds).all() or not (seconds > 0).all():
+        raise InputError(f"{path}: latency: expected positive numbers only")
+    return found
+
+
+def _gemm(table: dict[str, npt.NDArray[np.generic]], hardware: HardwareSpec) -> dict[str, Rows]:
+    found = {}
+    for dtype, compute in GEMM_DTYPES.items():
+        rows = table["gemm_dtype"] == dtype
+        if not rows.any():
+            continue
+        m, n, k = (table[name][rows].astype(float) for name in ("m", "n", "k"))
+        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
+        form = gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute])
+        seconds = table["seconds"][rows].astype(float)
+        found[compute] = Rows({"m": m, "n": n, "k": k}, seconds, form)
+    return found
+
+
+def _attention(
+    path: Path,
+) -> tuple[dict[str, FloatArray], npt.NDArray[np.generic], FloatArray]:
+    names = ("batch_size", "isl", "num_heads", "num_key_value_heads", "step")
+    table = _read(path, *names, "head_dim", "kv_cache_dtype", "attn_dtype")
+    kept = (table["head_dim"] == HEAD_DIM) & (table["attn_dtype"] == "bfloat16")
+    if "window_size" in table:
+        kept &= table["window_size"] == 0
+    columns = {name: table[name][kept].astype(float) for name in names}
+    return columns, table["kv_cache_dtype"][kept], table["seconds"][kept].astype(float)
+
+
+def _prefill(folder: Path, hardware: HardwareSpec) -> dict[int, Rows]:
+    """Single prompts without a context before them."""
+    columns, dtypes, seconds = _attention(folder / "context_attention_perf.parquet")
+    found = {}
+    for dtype, bits in KV_BITS.items():
+        rows = (dtypes == dtype) & (columns["batch_size"] == 1) & (columns["isl"] > 1)
+        if not rows.any():
+            continue
+        new = columns["isl"][rows]
+        heads = columns["num_heads"][rows]
+        group = heads / columns["num_key_value_heads"][rows]
+        pairs = new * (new + 1) / 2
+        form = prefill_form_s(pairs, 4.0 * heads * HEAD_DIM, hardware.peak_flops_per_s())
+        shape = {"new": new, "heads": heads, "group": group}
+        found[bits] = Rows(shape, seconds[rows], form)
+    return found
+
+
+def _decode(folder: Path, hardware: HardwareSpec) -> dict[int, Rows]:
+    columns, dtypes, seconds = _attention(folder / "generation_attention_perf.parquet")
+    found = {}
+    for dtype, bits in KV_BITS.items():
+        rows = dtypes == dtype
+        if not rows.any():
+            continue
+        batch, context = columns["batch_size"][rows], columns["step"][rows] + 1
+        kv_heads = columns["num_key_value_heads"][rows]
+        token_bytes = 2 * kv_heads * HEAD_DIM * bits / 8
+        form = decode_form_s(batch, context, token_bytes, hardware.memory_bandwidth_bytes_per_s)
+        shape = {
+            "sequences": batch,
+            "context": context,
+            "kv_heads": kv_heads,
+            "group": columns["num_heads"][rows] / kv_heads,
+        }
+        found[bits] = Rows(shape, seconds[rows], form)
+    return found
+
+
+def _all_reduce(folder: Path) -> dict[int, Curve]:
+    """vLLM's own kernels in a graph, or NCCL where that was faster."""
+    path = folder / "custom_allreduce_perf.parquet"
+    table = _read(path, "num_gpus", "message_size", "backend")
+    found = {}
+    for ranks in sorted(set(table["num_gpus"].tolist())):
+        rows = (table["num_gpus"] == ranks) & np.char.endswith(
+            table["backend"].astype(str), "graph"
+        )
+        if not rows.any():
+            continue
+        size = table["message_size"][rows].astype(float) * 2
+        seconds = table["seconds"][rows].astype(float)
+        sizes = np.unique(size)
+        best = [float(np.median(seconds[size == s])) for s in sizes]
+        monotone = np.maximum.accumulate(best)
+        found[int(ranks)] = Curve(tuple(sizes.tolist()), tuple(monotone.tolist()))
+    return found
+
+
+SYSTEMS = {
+    "a100_sxm": "a100-sxm-80gb",
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200",
+    "gb200": "gb200",
+    "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+
+
+def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile:
+    """Fit every family of a folder of tables, with its errors on shapes left out.
+
+    Raises InputError for a folder without them.
+    """
+    system = read_system(folder, hardware)
+    families: dict[str, Family] = {}
+    tables: list[tuple[str, Mapping[str, Rows] | Mapping[int, Rows]]] = [
+        ("gemm", system.gemm),
+        ("prefill", system.prefill),
+        ("decode", system.decode),
+    ]
+    for kind, table in tables:
+        for key, rows in table.items():
+            families[f"{kind} {key}"] = fit_family(kind, rows)
+    return KernelProfile(
+        name=name,
+        hardware=hardware.name,
+        device=system.device,
+        source={
+            "what": f"aiconfigurator tables of vLLM {system.version}",
+            "by": "ai-dynamo/aiconfigurator, aiconfigurator-core 0.12.0 on PyPI",
+            "licence": "Apache-2.0",
+            "timed": "hot caches, CUDA graphs",
+        },
+        families=families,
+        all_reduce=system.all_reduce,
+    )

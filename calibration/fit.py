@@ -1,0 +1,188 @@
+"""Rows of measured kernels to grids, and how far the grids are from shapes left out.
+
+Rows of one shape are taken by their median. A grid holds the median correction of a shape's
+row at each coordinate; coordinates that were measured for some shapes only are filled along the
+axis that varies least. The error that counts is on whole coordinates left out (every row of an
+m, an n, a k, a context), predicted from their neighbours.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.calibration.store import Family
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kernels import Grid
+
+FloatArray = npt.NDArray[np.float64]
+
+#: A coordinate in so many is left out at a time, first and last never.
+LEFT_OUT_EVERY = 4
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured kernels of one family.
+
+    Attributes
+    ----------
+    shape : name of each dimension to its column
+    seconds : measured
+    form_s : what the physical form gives
+    """
+
+    shape: Mapping[str, FloatArray]
+    seconds: FloatArray
+    form_s: FloatArray
+
+    def take(self, kept: npt.NDArray[np.bool_]) -> "Rows":
+        """Some of the rows."""
+        columns = {name: column[kept] for name, column in self.shape.items()}
+        return Rows(columns, self.seconds[kept], self.form_s[kept])
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Relative errors on coordinates that the fit did not see.
+
+    Attributes
+    ----------
+    median, p95 : absolute
+    log_errors : natural logarithm of predicted over measured, sorted: the family's distribution
+    """
+
+    rows: int
+    median: float
+    p95: float
+    log_errors: FloatArray
+
+
+def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]]) -> Grid:
+    """Median corrections of the rows nearest to each grid point, gaps filled from neighbours.
+
+    Raises ValueError without rows.
+    """
+    if not len(rows.seconds):
+        raise ValueError("no rows to fit")
+    names = list(axes)
+    logs = [np.log2(np.asarray(axes[name], float)) for name in names]
+    index = tuple(
+        _nearest(log, np.log2(rows.shape[name])) for log, name in zip(logs, names, strict=True)
+    )
+    shape = tuple(len(log) for log in logs)
+    flat = np.ravel_multi_index(index, shape)
+    correction = np.log2(rows.seconds / rows.form_s)
+    values = np.full(shape, np.nan).ravel()
+    order = np.argsort(flat, kind="stable")
+    starts = np.flatnonzero(np.diff(flat[order], prepend=-1))
+    for group in np.split(order, starts)[1:]:
+        values[flat[group[0]]] = np.median(correction[group])
+    filled = _fill(values.reshape(shape), logs)
+    return Grid(tuple(tuple(float(x) for x in axes[name]) for name in names), filled)
+
+
+def _nearest(logs: FloatArray, points: FloatArray) -> npt.NDArray[np.int64]:
+    edges = (logs[1:] + logs[:-1]) / 2
+    return np.searchsorted(edges, points).astype(np.int64)
+
+
+def _fill(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
+    """Gaps along each axis in turn, from the last: interpolated, and flat beyond the ends."""
+    values = values.copy()
+    for axis in reversed(range(values.ndim)):
+        lines = np.moveaxis(values, axis, -1)
+        for at in np.ndindex(lines.shape[:-1]):
+            line = lines[at]
+            known = np.flatnonzero(~np.isnan(line))
+            if 0 < len(known) < len(line):
+                lines[at] = np.interp(logs[axis], logs[axis][known], line[known])
+    return np.where(np.isnan(values), np.nanmedian(values), values)
+
+
+def held_out(
+    rows: Rows,
+    axes: Mapping[str, Sequence[float]],
+    fit: Callable[[Rows, Mapping[str, Sequence[float]]], Grid] = fit_grid,
+) -> HeldOut:
+    """Errors over all dimensions that have enough coordinates to leave some out."""
+    errors = []
+    for name, column in rows.shape.items():
+        measured = np.unique(column)
+        for first in range(1, LEFT_OUT_EVERY):
+            gone = [
+                x for x in measured[first::LEFT_OUT_EVERY] if x not in (measured[0], measured[-1])
+            ]
+            out = np.isin(column, gone)
+            if len(measured) < LEFT_OUT_EVERY + 1 or not out.any():
+                continue
+            kept = {**axes, name: [x for x in axes[name] if x not in gone] or list(axes[name])}
+            grid = fit(rows.take(~out), kept)
+            seen = rows.take(out)
+            factor = grid.factor(*(seen.shape[key] for key in axes))
+            errors.append(np.log(seen.form_s * factor / seen.seconds))
+    logs = np.sort(np.concatenate(errors)) if errors else np.zeros(1)
+    absolute = np.abs(np.expm1(logs))
+    return HeldOut(
+        rows=len(rows.seconds),
+        median=float(np.percentile(absolute, 50)),
+        p95=float(np.percentile(absolute, 95)),
+        log_errors=logs,
+    )
+
+
+#: Grid points of a family, as far as the tables have rows near them.
+WIDTHS = tuple(256.0 * w for w in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256))
+TOKENS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "gemm": {"m": (*TOKENS, 16384), "n": WIDTHS, "k": WIDTHS},
+    "prefill": {
+        "new": (16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384),
+        "heads": (1, 2, 4, 8, 16, 32, 64),
+        "group": (1, 2, 4, 8, 16),
+    },
+    "decode": {
+        "sequences": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+        "context": tuple(2.0**power for power in range(1, 18)),
+        "kv_heads": (1, 2, 4, 8),
+        "group": (1, 2, 4, 5, 8, 12, 16),
+    },
+}
+
+#: Matrices narrower than this (gates, routers) are not fitted: nothing of a step's time is in them.
+NARROWEST = 256
+
+#: Coordinates up to so many are all kept.
+FEW = 12
+
+#: Steps of probability at which residuals are kept.
+PROBABILITIES = np.linspace(2.5, 97.5, 20)
+
+
+def fit_family(kind: str, rows: Rows) -> Family:
+    """A grid over the family's usual points, with its errors on shapes left out.
+
+    Raises InputError where nothing of the family was measured.
+    """
+    if not len(rows.seconds):
+        raise InputError(f"no rows of {kind} kernels")
+    if kind == "gemm":
+        rows = rows.take((rows.shape["n"] >= NARROWEST) & (rows.shape["k"] >= NARROWEST))
+    axes = {name: _covered(points, rows.shape[name]) for name, points in GRIDS[kind].items()}
+    left_out = held_out(rows, axes)
+    return Family(
+        grid=fit_grid(rows, axes),
+        rows=left_out.rows,
+        median=left_out.median,
+        p95=left_out.p95,
+        residuals=tuple(np.percentile(left_out.log_errors, PROBABILITIES).tolist()),
+    )
+
+
+def _covered(points: tuple[float, ...], column: FloatArray) -> tuple[float, ...]:
+    """What was measured where that is little, else the usual points within; two at least."""
+    measured = np.unique(column)
+    inside = [point for point in points if measured[0] <= point <= measured[-1]]
+    axis = measured.tolist() if len(measured) <= FEW or len(inside) < 2 else inside
+    return tuple(axis) if len(axis) > 1 else (axis[0], 2 * axis[0])

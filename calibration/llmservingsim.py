@@ -1,0 +1,184 @@
+"""Kernel tables of casys-kaist/LLMServingSim (MIT): CSVs of one layer, by GPU, model and split.
+
+`dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and
+`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), as vLLM ran them.
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.store import KernelProfile
+from servecast.costmodels.catalogue import load_model
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kernels import (
+    WEIGHT_BITS,
+    decode_form_s,
+    gemm_form_s,
+    prefill_form_s,
+)
+from servecast.costmodels.operators import pair_flops_of
+from servecast.costmodels.specs import HardwareSpec, ModelSpec
+from servecast.costmodels.weights import kv_heads, layer_matrices, lm_head
+
+#: Their names of matrices, and ours.
+MATRICES = {
+    "qkv_proj": "qkv_proj",
+    "o_proj": "o_proj",
+    "gate_up_proj": "mlp_up",
+    "down_proj": "mlp_down",
+}
+
+#: Small kernels, and how often a layer runs each.
+SMALL = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
+
+SYSTEMS = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
+
+Columns = dict[str, list[float]]
+
+
+def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile:
+    """Fit the tables of every dense 16-bit model under a GPU's folder.
+
+    Raises InputError for a folder without them, and for tables that are not theirs.
+    """
+    splits = sorted(folder.glob("*/*/bf16/tp*/dense.csv"))
+    if not splits:
+        raise InputError(f"{folder}: no tables of LLMServingSim (ORGANISATION/MODEL/bf16/tp1)")
+    gemm: Columns = defaultdict(list)
+    prefill: Columns = defaultdict(list)
+    decode: Columns = defaultdict(list)
+    small: list[float] = []
+    for dense in splits:
+        split = dense.parent
+        model = load_model("/".join(split.parts[-4:-2]))
+        tensor = int(split.name.removeprefix("tp"))
+        if model.moe is not None:
+            continue
+        _add_gemms(gemm, split, model, tensor)
+        _add_attention(prefill, decode, split / "attention.csv", model, tensor)
+        small += _small_kernels(dense)
+    families = {
+        "gemm 16bit": fit_family("gemm", _gemm_rows(gemm, hardware)),
+        "prefill 16": fit_family("prefill", _prefill_rows(prefill, hardware)),
+        "decode 16": fit_family("decode", _decode_rows(decode, hardware)),
+    }
+    return KernelProfile(
+        name=name,
+        hardware=hardware.name,
+        device=folder.name,
+        source={
+            "what": "LLMServingSim tables of vLLM 0.19.0",
+            "by": "casys-kaist/LLMServingSim, profiler/perf, commit 5daddb21",
+            "licence": "MIT",
+            "timed": "one layer with dummy weights, three iterations, eager",
+        },
+        families=families,
+        small_kernel_s=float(np.mean(small)),
+    )
+
+
+def _rows(path: Path, *columns: str) -> Iterator[tuple[str, list[float]]]:
+    """(first column as text, the others as numbers) of every row."""
+    found = False
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                values = [float(row[name]) for name in columns[1:]]
+                if not all(np.isfinite(values)) or values[-1] <= 0:
+                    raise InputError(f"{path}:{number}: expected finite numbers, time above 0")
+                found = True
+                yield row[columns[0]], values
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a table of LLMServingSim: {error}") from None
+    if not found:
+        raise InputError(f"{path}: not a table of LLMServingSim: no rows")
+
+
+def _add_gemms(found: Columns, split: Path, model: ModelSpec, tensor: int) -> None:
+    ours = {matrix.name: (matrix.n, matrix.k) for matrix in layer_matrices(model, tensor)}
+    shapes = {theirs: ours[name] for theirs, name in MATRICES.items() if name in ours}
+    head = lm_head(model, tensor)
+    shapes["lm_head"] = (head.n, head.k)
+    rows = [
+        *_rows(split / "dense.csv", "layer", "tokens", "time_us"),
+        *_rows(split / "per_sequence.csv", "layer", "sequences", "time_us"),
+    ]
+    for layer, (tokens, time_us) in rows:
+        if layer in shapes:
+            shape = shapes[layer]
+            _add(found, m=tokens, n=shape[0], k=shape[1], seconds=time_us / 1e6)
+
+
+def _add_attention(
+    prefill: Columns, decode: Columns, path: Path, model: ModelSpec, tensor: int
+) -> None:
+    heads, own = model.num_attention_heads // tensor, kv_heads(model, tensor)
+    pair_flops, _ = pair_flops_of(model, tensor)
+    columns = ("prefill_chunk", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+    for _, (chunk, before, sequences, context, time_us) in _rows(path, *columns):
+        shared = {"group": heads / own, "seconds": time_us / 1e6}
+        if chunk and not sequences and not before:
+            _add(prefill, new=chunk, heads=heads, pair_flops=pair_flops, **shared)
+        elif sequences and not chunk and not before:
+            token_bytes = 2 * own * model.head_dim * model.dtype_bytes
+            _add(
+                decode,
+                sequences=sequences,
+                context=context,
+                kv_heads=own,
+                token_bytes=token_bytes,
+                **shared,
+            )
+
+
+def _add(found: Columns, **values: float) -> None:
+    for name, value in values.items():
+        found[name].append(value)
+
+
+def _small_kernels(dense: Path) -> list[float]:
+    """Seconds of each small kernel of a layer, for one token."""
+    times = {
+        layer: time_us / 1e6
+        for layer, (tokens, time_us) in _rows(dense, "layer", "tokens", "time_us")
+        if tokens == 1
+    }
+    return [times[layer] for layer, count in SMALL.items() if layer in times for _ in range(count)]
+
+
+def _columns(found: Columns, names: Sequence[str]) -> dict[str, np.ndarray]:
+    return {name: np.array(found[name], float) for name in names}
+
+
+def _gemm_rows(found: Columns, hardware: HardwareSpec) -> Rows:
+    shape = _columns(found, ("m", "n", "k"))
+    form = gemm_form_s(
+        **shape,
+        peak_flops_per_s=hardware.peak_flops_per_s(),
+        bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
+        weight_bits=WEIGHT_BITS["16bit"],
+    )
+    return Rows(shape, np.array(found["seconds"], float), form)
+
+
+def _prefill_rows(found: Columns, hardware: HardwareSpec) -> Rows:
+    shape = _columns(found, ("new", "heads", "group"))
+    pairs = shape["new"] * (shape["new"] + 1) / 2
+    form = prefill_form_s(pairs, np.array(found["pair_flops"]), hardware.peak_flops_per_s())
+    return Rows(shape, np.array(found["seconds"], float), form)
+
+
+def _decode_rows(found: Columns, hardware: HardwareSpec) -> Rows:
+    shape = _columns(found, ("sequences", "context", "kv_heads", "group"))
+    form = decode_form_s(
+        shape["sequences"],
+        shape["context"],
+        np.array(found["token_bytes"]),
+        hardware.memory_bandwidth_bytes_per_s,
+    )
+    return Rows(shape, np.array(found["seconds"], float), form)

@@ -1,0 +1,234 @@
+"""Profiles as files: the corrections of a device's kernels, where they are from, how good they are.
+
+YAML; a grid is a block of whole numbers, hundredths of a power of two, a line for each run of its
+last axis.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve, Grid, Kernels
+
+HERE = Path(__file__).parent / "profiles"
+
+FORMAT = 1
+MAX_BYTES = 5_000_000
+
+#: Steps of a power of two that are kept: a hundredth is 0.7 %.
+STEPS = 100
+
+#: Axes of each family's grid.
+AXES = {
+    "gemm": ("m", "n", "k"),
+    "prefill": ("new", "heads", "group"),
+    "decode": ("sequences", "context", "kv_heads", "group"),
+}
+
+MOST_POINTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family of a profile.
+
+    Attributes
+    ----------
+    grid : corrections
+    rows : measured rows behind it
+    median, p95 : relative errors on shapes that the fit did not see
+    residuals : log(predicted / measured) at equal steps of probability, those shapes again
+    """
+
+    grid: Grid
+    rows: int
+    median: float
+    p95: float
+    residuals: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """What a file holds.
+
+    Attributes
+    ----------
+    hardware : the catalogue's device whose datasheet the corrections are of
+    source : what was measured, by whom, under which licence
+    families : by "gemm 16bit", "decode 8" and so on
+    all_reduce : by ranks
+    small_kernel_s : as `costmodels.kernels.Kernels` has it
+    """
+
+    name: str
+    hardware: str
+    device: str
+    source: Mapping[str, str]
+    families: Mapping[str, Family]
+    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
+    small_kernel_s: float = SMALL_KERNEL_S
+
+    def kernels(self) -> Kernels:
+        """As a cost model takes them."""
+
+        def of(kind: str) -> dict[str, Grid]:
+            chosen = (name for name in self.families if name.startswith(f"{kind} "))
+            return {name.split(" ")[1]: self.families[name].grid for name in chosen}
+
+        return Kernels(
+            label=f"kernels measured on {self.device} ({self.source['what']})",
+            gemm=of("gemm"),
+            prefill={int(bits): grid for bits, grid in of("prefill").items()},
+            decode={int(bits): grid for bits, grid in of("decode").items()},
+            all_reduce=self.all_reduce,
+            small_kernel_s=self.small_kernel_s,
+        )
+
+
+def profile_names() -> tuple[str, ...]:
+    """The bundled ones."""
+    return tuple(sorted(path.stem for path in HERE.glob("*.yaml")))
+
+
+def load_profile(name_or_path: str) -> KernelProfile:
+    """A bundled profile by name, or a file.
+
+    Raises InputError for an unknown name, and for a file that is not one.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = HERE / f"{name_or_path}.yaml"
+        if name_or_path not in profile_names():
+            known = ", ".join(profile_names())
+            raise InputError(f"profile: {name_or_path!r} is not known; one of {known}, or a file")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
+        text = path.read_bytes().decode("utf-8")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return _profile(yaml.load(text, Loader=loader), path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: not a profile: {_short(error)}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not YAML: {_short(error)}") from None
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__} {error}".split())
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _profile(data: Any, path: Path) -> KernelProfile:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"expected format: {FORMAT}")
+    return KernelProfile(
+        name=path.stem,
+        hardware=str(data["hardware"]),
+        device=str(data["device"]),
+        source={str(key): str(value) for key, value in data["source"].items()},
+        families={str(name): _family(str(name), row) for name, row in data["families"].items()},
+        small_kernel_s=_small(data.get("small_kernel_s", SMALL_KERNEL_S)),
+        all_reduce={
+            int(ranks): _curve(row) for ranks, row in (data.get("all_reduce") or {}).items()
+        },
+    )
+
+
+def _small(value: Any) -> float:
+    if not 0 <= float(value) < 1:
+        raise ValueError(f"small_kernel_s: expected 0 to 1, got {value}")
+    return float(value)
+
+
+def _family(name: str, row: Mapping[str, Any]) -> Family:
+    axes = tuple(_axis(row["axes"][axis]) for axis in AXES[name.split(" ")[0]])
+    shape = tuple(map(len, axes))
+    if np.prod(shape) > MOST_POINTS:
+        raise ValueError(f"{name}: more than {MOST_POINTS} points")
+    values = np.array(str(row["log2"]).split(), dtype=np.int64).reshape(shape) / STEPS
+    if (np.abs(values) > 30).any():
+        raise ValueError(f"{name}: a correction beyond 2^30")
+    residuals = tuple(float(value) for value in row["residuals"])
+    median, p95 = float(row["median"]), float(row["p95"])
+    if not np.isfinite([median, p95, *residuals]).all():
+        raise ValueError(f"{name}: errors must be numbers")
+    return Family(Grid(axes, values), int(row["rows"]), median, p95, residuals)
+
+
+def _axis(values: Any) -> tuple[float, ...]:
+    axis = tuple(float(value) for value in values)
+    if len(axis) < 2 or axis[0] <= 0 or not all(a < b for a, b in pairwise(axis)):
+        raise ValueError(f"an axis needs two or more ascending numbers above 0: {axis[:4]}")
+    if not np.isfinite(axis).all():
+        raise ValueError("an axis must be numbers")
+    return axis
+
+
+def _curve(row: Mapping[str, Any]) -> Curve:
+    sizes, seconds = _axis(row["bytes"]), tuple(float(value) for value in row["seconds"])
+    positive = all(0 < value < 1e6 for value in seconds)
+    if len(sizes) != len(seconds) or not positive:
+        raise ValueError("all_reduce: expected as many positive seconds as sizes")
+    return Curve(sizes, seconds)
+
+
+def profile_facts(profile: KernelProfile) -> dict[str, Any]:
+    """A profile without its grids, fit for JSON."""
+    return {
+        "name": profile.name,
+        "hardware": profile.hardware,
+        "device": profile.device,
+        "source": dict(profile.source),
+        "small_kernel_s": profile.small_kernel_s,
+        "all_reduce_ranks": sorted(profile.all_reduce),
+        "families": {
+            name: {
+                "rows": family.rows,
+                "grid": [len(axis) for axis in family.grid.axes],
+                "median": family.median,
+                "p95": family.p95,
+                "residuals": list(family.residuals),
+            }
+            for name, family in profile.families.items()
+        },
+    }
+
+
+def profile_text(profile: KernelProfile) -> str:
+    """A profile as a file."""
+    head = {
+        "format": FORMAT,
+        "hardware": profile.hardware,
+        "device": profile.device,
+        "source": dict(profile.source),
+        "small_kernel_s": float(f"{profile.small_kernel_s:.4g}"),
+    }
+    lines = [yaml.safe_dump(head, sort_keys=False).rstrip("\n"), "families:"]
+    for name, family in profile.families.items():
+        lines.append(f"  {name}:")
+        lines.append(f"    rows: {family.rows}")
+        lines.append(f"    median: {family.median:.4f}")
+        lines.append(f"    p95: {family.p95:.4f}")
+        lines.append(f"    residuals: [{', '.join(f'{r:.4f}' for r in family.residuals)}]")
+        lines.append("    axes:")
+        for axis, values in zip(AXES[name.split(" ")[0]], family.grid.axes, strict=True):
+            lines.append(f"      {axis}: [{', '.join(f'{value:g}' for value in values)}]")
+        lines.append("    log2: |")
+        steps = np.rint(family.grid.values * STEPS).astype(int)
+        for row in steps.reshape(-1, steps.shape[-1]):
+            lines.append("      " + " ".join(map(str, row.tolist())))
+    if profile.all_reduce:
+        lines.append("all_reduce:")
+        for ranks, curve in profile.all_reduce.items():
+            lines.append(f"  {ranks}:")
+            lines.append(f"    bytes: [{', '.join(f'{size:.0f}' for size in curve.sizes)}]")
+            lines.append(f"    seconds: [{', '.join(f'{s:.4g}' for s in curve.seconds)}]")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,241 @@
+"""Measured kernel times: a physical form, and how far kernels stay from it, by shape.
+
+What was measured is kept as `log2(seconds / form)` on a grid of shapes in powers of two, so that a
+shape between the measured ones, or beyond them, keeps the form's scaling. Between grid points the
+logarithm is interpolated linearly in the logarithms of the shape; outside, the edge holds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+import numpy.typing as npt
+
+from servecast.costmodels.lines import Lines, through
+from servecast.costmodels.specs import HardwareSpec
+
+FloatArray = npt.NDArray[np.float64]
+
+#: Between a kernel's launch and its first byte, in a captured graph.
+LAUNCH_S = 2e-6
+
+#: A small kernel in a captured graph, where none was measured: between the 1.9 and 2.7 us that
+#: LLMServingSim's tables have for norms and rotations of one token on two GPUs.
+SMALL_KERNEL_S = 2.5e-6
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Corrections on a regular grid.
+
+    Attributes
+    ----------
+    axes : ascending coordinates of each dimension (tokens, heads, ...), at least one each
+    values : log2 of measured over form, shape of the axes' lengths
+    """
+
+    axes: tuple[tuple[float, ...], ...]
+    values: FloatArray
+
+    def factor(self, *coordinates: float | FloatArray) -> FloatArray:
+        """Measured over form at a point, or at as many points as the arrays have.
+
+        Bit for bit the same for a scalar and for an array that holds it.
+        """
+        points = np.broadcast_arrays(*(np.atleast_1d(np.asarray(c, float)) for c in coordinates))
+        total = np.zeros(points[0].shape)
+        cells = [_cell(axis, point) for axis, point in zip(self.axes, points, strict=True)]
+        for corner in range(2 ** len(cells)):
+            weight = np.ones(points[0].shape)
+            index = []
+            for dimension, (low, share) in enumerate(cells):
+                upper = corner >> dimension & 1
+                last = len(self.axes[dimension]) - 1
+                index.append(np.minimum(low + upper, last))
+                weight = weight * (share if upper else 1.0 - share)
+            total = total + weight * self.values[tuple(index)]
+        factor: FloatArray = np.exp2(total)
+        return factor
+
+
+def _cell(axis: tuple[float, ...], point: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """The grid point below, and how far to the next, in logarithms."""
+    logs = np.log2(axis)
+    at = np.clip(np.log2(np.maximum(point, 1e-9)), logs[0], logs[-1])
+    low = np.clip(np.searchsorted(logs, at, side="right") - 1, 0, max(0, len(axis) - 2))
+    if len(axis) == 1:
+        return low, np.zeros(at.shape)
+    share = (at - logs[low]) / (logs[low + 1] - logs[low])
+    return low, share
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by size, interpolated and extrapolated in logarithms.
+
+    Attributes
+    ----------
+    sizes, seconds : ascending, two at least
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Beyond the largest size time grows with it; below the smallest it does not shrink."""
+        if size >= self.sizes[-1]:
+            return self.seconds[-1] * size / self.sizes[-1]
+        logs = np.interp(np.log2(max(size, 1e-9)), np.log2(self.sizes), np.log2(self.seconds))
+        return float(np.exp2(logs))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of one device, as corrections of its physical forms.
+
+    On another device of the same family the forms take that one's datasheet, and the corrections
+    stay.
+
+    Attributes
+    ----------
+    label : what a report says of where they are from
+    gemm : by "16bit", "fp8" or "fp4": axes m, n, k
+    prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
+    decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
+    all_reduce : by ranks: seconds of a message in bytes
+    small_kernel_s : of a norm, a rotation, an activation, whatever the size
+    """
+
+    label: str
+    gemm: Mapping[str, Grid] = field(default_factory=dict)
+    prefill: Mapping[int, Grid] = field(default_factory=dict)
+    decode: Mapping[int, Grid] = field(default_factory=dict)
+    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
+    small_kernel_s: float = SMALL_KERNEL_S
+
+    def __repr__(self) -> str:
+        """Short, and other for other figures: results are kept by it."""
+        digest = sha256()
+        for table in (self.gemm, self.prefill, self.decode):
+            for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
+                digest.update(repr((key, grid.axes)).encode())
+                digest.update(grid.values.tobytes())
+        digest.update(repr((sorted(self.all_reduce.items()), self.small_kernel_s)).encode())
+        return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
+
+    def gemm_lines(
+        self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
+    ) -> Lines | None:
+        """Seconds of y (m, n) = x (m, k) @ W.T by m; None where no such kernel was measured."""
+        grid = self.gemm.get(compute)
+        # Weights of fewer bits than the units compute in go through kernels of their own.
+        if grid is None or not math.isclose(weight_bits, WEIGHT_BITS[compute], rel_tol=0.15):
+            return None
+        m = between(grid.axes[0])
+        bandwidth = hardware.memory_bandwidth_bytes_per_s
+        peak = hardware.peak_flops_per_s(compute)
+        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
+        seconds = form * grid.factor(m, float(n), float(k))
+        wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
+        cold = float(grid.factor(grid.axes[0][0], wide, deep)[0])
+        return through(m, np.maximum(seconds, n * k * weight_bits / 8 / bandwidth * cold))
+
+    def decode_lines(
+        self,
+        hardware: HardwareSpec,
+        kv_bits: float,
+        sequences: int,
+        kv_heads: int,
+        group: float,
+        token_bytes: float,
+    ) -> Lines | None:
+        """Seconds of one layer by the context of all sequences together, equal ones assumed."""
+        grid = self.decode.get(round(kv_bits))
+        if grid is None:
+            return None
+        context = between(grid.axes[1])
+        bandwidth = hardware.memory_bandwidth_bytes_per_s
+        form = decode_form_s(float(sequences), context, token_bytes, bandwidth)
+        # A kernel splits its work by sequence and KV head: more heads than were measured are
+        # priced as more sequences.
+        heads = min(float(kv_heads), grid.axes[2][-1])
+        factor = grid.factor(sequences * kv_heads / heads, context, heads, group)
+        long = min(grid.axes[1][-1], COLD_CONTEXT)
+        many = min(grid.axes[0][-1], COLD_SEQUENCES)
+        cold = float(grid.factor(many, long, heads, group)[0])
+        read_s = sequences * context * token_bytes / bandwidth
+        return through(context * sequences, np.maximum(form * factor, read_s * cold))
+
+    def prefill_lines(
+        self,
+        hardware: HardwareSpec,
+        kv_bits: float,
+        heads: int,
+        group: float,
+        pair_flops: float,
+    ) -> Lines | None:
+        """Seconds of one layer by attended pairs, those of one prompt.
+
+        A chunk behind a context is priced as the prompt with as many pairs.
+        """
+        grid = self.prefill.get(round(kv_bits))
+        if grid is None:
+            return None
+        new = between(grid.axes[1])
+        pairs = new * (new + 1) / 2
+        form = prefill_form_s(pairs, pair_flops, hardware.peak_flops_per_s())
+        return through(pairs, form * grid.factor(new, float(heads), group))
+
+
+#: Kernels are timed again and again on the same tensors, so small ones read from the L2 cache (50 to
+#: 128 MB on these devices), at up to twice the datasheet's bandwidth. In a server another layer's
+#: tensors lie there. So nothing is read faster than by the kernels on tensors far too large for
+#: any cache: matrices of this width (0.5 GB), contexts of these sizes.
+COLD_WIDTH = 16_384.0
+COLD_CONTEXT = 8_192.0
+COLD_SEQUENCES = 64.0
+
+#: Stored bits of a weight that the measured kernels read, by what they compute in.
+WEIGHT_BITS = {"16bit": 16.0, "fp8": 8.0, "fp4": 4.5}
+
+
+def between(axis: tuple[float, ...]) -> FloatArray:
+    """A grid's coordinates and the middles between them, in logarithms."""
+    points = np.asarray(axis, float)
+    middles = np.sqrt(points[1:] * points[:-1])
+    found: FloatArray = np.sort(np.concatenate([points, middles]))
+    return found
+
+
+def gemm_form_s(
+    m: FloatArray,
+    n: float | FloatArray,
+    k: float | FloatArray,
+    peak_flops_per_s: float,
+    bytes_per_s: float,
+    weight_bits: float = 16.0,
+) -> FloatArray:
+    """y (m, n) = x (m, k) @ W.T at the datasheet's peaks: compute or bytes, and a launch."""
+    flops = 2.0 * m * n * k
+    moved = n * k * weight_bits / 8 + 2.0 * m * (n + k)
+    form: FloatArray = LAUNCH_S + np.maximum(flops / peak_flops_per_s, moved / bytes_per_s)
+    return form
+
+
+def decode_form_s(
+    sequences: float | FloatArray,
+    context: FloatArray,
+    token_bytes: float | FloatArray,
+    bytes_per_s: float,
+) -> FloatArray:
+    """Every sequence reads its context once; `token_bytes` are those of a token and layer."""
+    return LAUNCH_S + sequences * context * token_bytes / bytes_per_s
+
+
+def prefill_form_s(
+    pairs: FloatArray, pair_flops: float | FloatArray, peak_flops_per_s: float
+) -> FloatArray:
+    """Attended pairs at the datasheet's peak."""
+    return LAUNCH_S + pairs * pair_flops / peak_flops_per_s

@@ -1,0 +1,34 @@
+"""A profile of measured kernels on the terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def render_profile(profile: Mapping[str, Any]) -> RenderableType:
+    """What was measured, and each family's errors on shapes that the fit did not see."""
+    source = profile["source"]
+    head = Text(f"{profile['device']} ({profile['hardware']}): {source['what']}", "bold")
+    lines = [Text(f"{key}: {value}", "dim") for key, value in source.items() if key != "what"]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("family", "rows", "grid", "median error", "p95"):
+        table.add_column(title, justify="left" if title == "family" else "right")
+    for name, family in profile["families"].items():
+        table.add_row(
+            name,
+            f"{family['rows']:,}",
+            " x ".join(map(str, family["grid"])),
+            f"{family['median']:.1%}",
+            f"{family['p95']:.1%}",
+        )
+    ranks = ", ".join(map(str, profile["all_reduce_ranks"])) or "none"
+    return Group(
+        head,
+        *lines,
+        table,
+        Text("Errors are on whole coordinates left out of the fit.", "dim"),
+        Text(f"all-reduce measured for {ranks} ranks"),
+    )

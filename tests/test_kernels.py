@@ -1,0 +1,508 @@
+"""Measured kernel times: lines, grids, fits on shapes left out, profiles as files, imports."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from servecast.calibration import aiconfigurator, llmservingsim
+from servecast.calibration.fit import Rows, fit_family, fit_grid, held_out
+from servecast.calibration.store import (
+    load_profile,
+    profile_facts,
+    profile_names,
+    profile_text,
+)
+from servecast.costmodels.catalogue import hardware_names, load_hardware, load_model
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.graphs import capture_sizes
+from servecast.costmodels.kernels import Curve, Grid, Kernels, gemm_form_s
+from servecast.costmodels.lines import Lines, straight, through
+from servecast.costmodels.roofline import VECTOR_STEPS, Roofline
+from servecast.costmodels.shape import StepShape
+from servecast.costmodels.specs import Parallelism
+from servecast.scenarios.build import build
+from servecast.scenarios.cli import app
+from servecast.scenarios.load import load_scenario
+from servecast.scenarios.points import Point
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+TABLES = SHARED / "kernels/aiconfigurator/parquet"
+H100 = load_hardware("h100-sxm")
+PROFILE = load_profile("h100-sxm")
+
+SCENARIO = """
+name: small
+model: meta-llama/Llama-3.1-8B
+hardware: {hardware}
+profile: {profile}
+engine: {{max_model_len: 8192}}
+workload:
+  arrivals: {{kind: poisson, rate_per_s: 2, requests: 40}}
+  lengths: {{kind: fixed, input_tokens: 200, output_tokens: 50}}
+"""
+
+
+# --- lines
+
+
+points = st.lists(
+    st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1.0)), min_size=2, unique_by=lambda p: p[0]
+).map(sorted)
+
+
+@given(points, st.lists(st.integers(0, 2 * 10**6), min_size=1, max_size=40))
+def test_lines_are_the_same_for_one_and_for_many_and_never_fall(
+    found: list[tuple[int, float]], counts: list[int]
+) -> None:
+    lines = through(*zip(*found, strict=True))
+    many = lines.at_all(np.array(sorted(counts)))
+    assert many.tolist() == [lines.at(count) for count in sorted(counts)]
+    assert (np.diff(many) >= -1e-9).all()
+
+
+def test_lines_pass_through_their_points() -> None:
+    lines = through([1.0, 10.0, 100.0], [2.0, 3.0, 12.0])
+    assert [lines.at(count) for count in (1, 10, 100)] == pytest.approx([2, 3, 12])
+    assert lines.at(200) == pytest.approx(22)  # the last slope goes on
+    assert straight(1.0, 2.0).at(3) == 7.0
+    assert through([1, 2, 3], [5.0, 4.0, 6.0]).at(2) == pytest.approx(5)  # a dip is filled
+
+
+def test_what_is_no_line() -> None:
+    for counts in ([1.0], [2.0, 1.0], [1.0, 1.0]):
+        with pytest.raises(ValueError, match="ascending"):
+            through(counts, [1.0] * len(counts))
+
+
+# --- grids and curves
+
+
+def test_a_grid_holds_at_its_points_between_them_and_past_its_edges() -> None:
+    grid = Grid(((1.0, 4.0), (2.0, 8.0)), np.array([[0.0, 1.0], [2.0, 3.0]]))
+    assert grid.factor(1, 2) == 1.0
+    assert grid.factor(4, 8) == 8.0
+    assert grid.factor(2, 2) == 2.0  # half-way, in logarithms
+    assert grid.factor(100, 0.1) == grid.factor(4, 2)
+    both = grid.factor(np.array([1.0, 2.0]), 8)
+    assert both.tolist() == [float(grid.factor(1, 8)[0]), float(grid.factor(2, 8)[0])]
+
+
+def test_a_curve_grows_with_its_size_past_the_end() -> None:
+    curve = Curve((1.0, 4.0), (1.0, 2.0))
+    assert [curve.at(size) for size in (0.1, 1, 2, 4, 8)] == pytest.approx(
+        [1, 1, math.sqrt(2), 2, 4]
+    )
+
+
+# --- the step
+
+
+def rooflines(
+    name: str, ranks: int = 1, hardware: str = "h100-sxm", profile: str = "h100-sxm"
+) -> Roofline:
+    return Roofline(
+        model=load_model(name),
+        hardware=load_hardware(hardware),
+        parallel=Parallelism(ranks, 1),
+        host_s=1e-3,
+        cuda_graph_sizes=capture_sizes(256, 8192),
+        measured=load_profile(profile).kernels(),
+    )
+
+
+STEPS = [
+    rooflines("Llama-3.1-8B"),
+    rooflines("Llama-3.1-70B", 4),
+    rooflines("gemma-3-12b"),
+    rooflines("Mixtral-8x7B", 2),
+    rooflines("DeepSeek-V3", 8, "h200-sxm"),
+    rooflines("Llama-3.1-8B", 1, "l40s", "l40s"),
+    rooflines("Llama-3.1-8B", 1, "rtx-pro-6000", "rtx-pro-6000"),
+]
+
+
+@given(st.sampled_from(STEPS), st.integers(1, 300), st.integers(1, 3000), st.integers(1, 200))
+def test_decodes_alone_cost_what_a_step_of_them_does(
+    roofline: Roofline, decodes: int, each: int, steps: int
+) -> None:
+    """One at a time, as an array, and as steps by part: the same nanoseconds."""
+    decode = roofline.decode(decodes)
+    context = decodes * each
+    many = decode.steps_ns(context, VECTOR_STEPS + steps)
+    one_by_one = [decode.steps_ns(context + i * decodes, 1)[0] for i in range(VECTOR_STEPS + steps)]
+    assert list(many) == one_by_one
+    assert list(decode.steps_ns(context, VECTOR_STEPS)) == one_by_one[:VECTOR_STEPS]
+    part = roofline.step(StepShape((), decodes, decodes, context, decodes))
+    assert one_by_one[0] == pytest.approx(part.total_s * 1e9, abs=2)
+    assert sorted(one_by_one) == one_by_one
+
+
+@given(st.sampled_from(STEPS), st.integers(1, 300), st.integers(1, 8000))
+def test_no_decode_reads_faster_than_the_datasheet(
+    roofline: Roofline, decodes: int, each: int
+) -> None:
+    """Though the tables' kernels do, on tensors that fit into a cache."""
+    cost = roofline.step(StepShape((), decodes, decodes, decodes * each, decodes))
+    assert cost.total_s >= cost.bytes / roofline.hardware.memory_bandwidth_bytes_per_s
+
+
+@given(st.sampled_from(STEPS), st.integers(1, 4000), st.integers(0, 20_000))
+def test_a_longer_chunk_and_a_longer_context_take_no_less(
+    roofline: Roofline, new: int, before: int
+) -> None:
+    def seconds(new: int, before: int) -> float:
+        return roofline.step(StepShape(((new, before),), 0, 0, 0, 1)).attention_prefill_s
+
+    assert 0 < seconds(new, before) <= seconds(new + 1, before)
+    assert seconds(new, before) <= seconds(new, before + 1)
+
+
+def test_what_was_not_measured_is_priced_by_efficiencies() -> None:
+    empty = Kernels("nothing")
+    model, sizes = load_model("Llama-3.1-8B"), capture_sizes(256, 8192)
+    shape = StepShape(((100, 0),), 8, 8, 8000, 9)
+    bare = Roofline(model=model, hardware=H100, cuda_graph_sizes=sizes)
+    none = Roofline(model=model, hardware=H100, cuda_graph_sizes=sizes, measured=empty)
+    assert none.step(shape).attention_decode_s == bare.step(shape).attention_decode_s
+    assert none.step(shape).attention_prefill_s == bare.step(shape).attention_prefill_s
+
+
+def test_more_kv_heads_than_were_measured_are_more_sequences() -> None:
+    kernels = PROFILE.kernels()
+    wide = kernels.decode_lines(H100, 16, 4, 32, 1.0, 32 * 512.0)
+    many = kernels.decode_lines(H100, 16, 16, 8, 1.0, 8 * 512.0)
+    assert wide is not None and many is not None
+    assert wide.at(4 * 1000) == pytest.approx(many.at(16 * 1000), rel=1e-9)
+
+
+# --- fits
+
+
+def synthetic(efficiency: Any) -> Rows:
+    m, n, k = (
+        axis.ravel().astype(float)
+        for axis in np.meshgrid(2 ** np.arange(13), 2 ** np.arange(9, 16), 2 ** np.arange(9, 16))
+    )
+    form = gemm_form_s(m, n, k, H100.peak_flops_per_s(), H100.memory_bandwidth_bytes_per_s)
+    return Rows({"m": m, "n": n, "k": k}, form * efficiency(m, n, k), form)
+
+
+def test_a_smooth_law_is_found_again_on_shapes_left_out() -> None:
+    rows = synthetic(lambda m, n, k: 1.2 * (m * n / k) ** 0.05)
+    family = fit_family("gemm", rows)
+    assert family.rows == len(rows.seconds)
+    assert family.p95 < 0.01
+    factor = family.grid.factor(*rows.shape.values())
+    assert factor == pytest.approx(rows.seconds / rows.form_s, rel=1e-6)
+
+
+def test_a_law_that_no_shape_tells_is_seen_to_fail() -> None:
+    noise = np.random.default_rng(1)
+    rows = synthetic(lambda m, n, k: np.exp(noise.normal(0, 0.5, m.shape)))
+    axes = {name: tuple(np.unique(column)) for name, column in rows.shape.items()}
+    assert held_out(rows, axes).median > 0.2
+
+
+def test_gaps_are_filled_from_their_neighbours() -> None:
+    rows = synthetic(lambda m, n, k: 2.0 + 0 * m)
+    some = rows.take((rows.shape["n"] != rows.shape["k"]) | (rows.shape["m"] > 8))
+    axes = {name: tuple(np.unique(column)) for name, column in rows.shape.items()}
+    assert fit_grid(some, axes).values == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="no rows"):
+        fit_grid(rows.take(np.zeros(len(rows.seconds), bool)), axes)
+
+
+# --- profiles
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_the_bundled_profiles(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.hardware in hardware_names()
+    assert profile.source["licence"] in ("Apache-2.0", "MIT")
+    for family in profile.families.values():
+        assert family.rows > 0 and 0 < family.median < family.p95
+        assert list(family.residuals) == sorted(family.residuals)
+    assert "measured on" in profile.kernels().label
+    json.dumps(profile_facts(profile))
+
+
+def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(profile_text(PROFILE))
+    again = load_profile(str(path))
+    assert profile_text(again) == profile_text(PROFILE)
+    assert repr(again.kernels()) == repr(PROFILE.kernels())
+    other = replace(PROFILE.kernels(), small_kernel_s=1e-6)
+    assert repr(other) != repr(PROFILE.kernels())
+
+
+TEXT = profile_text(load_profile("rtx-4090"))
+
+
+@given(st.integers(0, len(TEXT)), st.integers(0, 400), st.text(max_size=12))
+def test_a_damaged_profile_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: int, length: int, other: str
+) -> None:
+    path = tmp_path_factory.mktemp("p") / "p.yaml"
+    path.write_bytes((TEXT[:at] + other + TEXT[at + length :]).encode("utf-8", "replace"))
+    try:
+        load_profile(str(path)).kernels()
+    except InputError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("format: 1", "format: 2", "expected format: 1"),
+        ("rows: 648", "rows: many", "not a profile"),
+        ("median: ", "median: .nan #", "errors must be numbers"),
+        ("small_kernel_s: ", "small_kernel_s: -", "expected 0 to 1"),
+        ("m: [1, 2,", "m: [2, 1,", "ascending"),
+        ("      ", "      x ", "not a profile"),
+    ],
+)
+def test_what_is_no_profile(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(TEXT.replace(old, new, 1))
+    with pytest.raises(InputError, match=message):
+        load_profile(str(path))
+
+
+def test_profiles_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'h101' is not known; one of a100"):
+        load_profile("h101")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_profile(str(tmp_path / "none.yaml"))
+
+
+# --- scenarios
+
+
+def write(folder: Path, profile: str, hardware: str = "h100-sxm") -> Path:
+    path = folder / "s.yaml"
+    path.write_text(SCENARIO.format(profile=profile, hardware=hardware))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("profile", "hardware", "label"),
+    [
+        ("h100-sxm", "h100-sxm", "kernels measured on NVIDIA H100 80GB HBM3"),
+        ("h100-sxm", "h100-pcie", "scaled to h100-pcie by datasheet"),
+    ],
+)
+def test_a_scenario_names_its_profile(
+    tmp_path: Path, profile: str, hardware: str, label: str
+) -> None:
+    deployment = build(load_scenario(write(tmp_path, profile, hardware)))
+    assert label in deployment.profile.label
+    assert "uncalibrated" not in deployment.profile.label
+    generic = build(load_scenario(write(tmp_path, "null", hardware)))
+    assert "uncalibrated" in generic.profile.label
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        (["model=mistralai/Mixtral-8x7B-v0.1", "engine.tensor_parallel_size=2"], "experts"),
+        (["engine.quantization=awq"], "4.2-bit weights"),
+        (["engine.kv_cache_dtype=int4_g64"], "attention over int4_g64 KV"),
+        (["model=Qwen/Qwen3.5-27B"], "recurrent layers"),
+    ],
+)
+def test_the_label_says_what_is_not_measured(tmp_path: Path, changes: list[str], part: str) -> None:
+    label = build(load_scenario(write(tmp_path, "h100-sxm"), changes)).profile.label
+    assert part in label and "uncalibrated" in label
+
+
+def test_the_files_of_a_scenario_name_its_results(tmp_path: Path) -> None:
+    """A point is kept under what its profile and boot log hold, not under their names."""
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    path = write(tmp_path, "mine.yaml", "rtx-4090")
+    first = Point(load_scenario(path).scenario, path, 0).key
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.yaml").write_text(TEXT.replace("small_kernel_s: 2", "small_kernel_s: 3"))
+    moved = write(other, "mine.yaml", "rtx-4090")
+    assert Point(load_scenario(moved).scenario, moved, 0).key != first
+    with pytest.raises(InputError, match="'nope' is not known"):
+        build(load_scenario(path, ["profile=nope"]))
+
+
+# --- imports
+
+
+def parquet(folder: Path, name: str, **columns: list[Any]) -> None:
+    rows = max(map(len, columns.values()))
+    shared = {"device": ["NVIDIA X"] * rows, "version": ["0.24.0"] * rows}
+    pq.write_table(pyarrow.table({**columns, **shared}), folder / f"{name}_perf.parquet")
+
+
+def small_system(folder: Path) -> None:
+    """Tables as aiconfigurator writes them, of a device at half its datasheet."""
+    ms, ns, ks = zip(
+        *((m, n, k) for m in (1, 64, 4096) for n in (1024, 4096) for k in (1024, 4096)), strict=True
+    )
+    form = gemm_form_s(
+        np.array(ms, float),
+        np.array(ns, float),
+        np.array(ks, float),
+        H100.peak_flops_per_s(),
+        H100.memory_bandwidth_bytes_per_s,
+    )
+    parquet(
+        folder,
+        "gemm",
+        gemm_dtype=["bfloat16"] * len(ms),
+        m=list(ms),
+        n=list(ns),
+        k=list(ks),
+        latency=(2e3 * form).tolist(),
+    )
+    attention = {
+        "num_heads": [8, 8, 8],
+        "num_key_value_heads": [2, 2, 2],
+        "head_dim": [128] * 3,
+        "kv_cache_dtype": ["bfloat16"] * 3,
+        "attn_dtype": ["bfloat16"] * 3,
+        "latency": [0.01, 0.02, 0.04],
+    }
+    parquet(
+        folder,
+        "context_attention",
+        batch_size=[1] * 3,
+        isl=[64, 512, 2048],
+        step=[0] * 3,
+        **attention,
+    )
+    parquet(
+        folder,
+        "generation_attention",
+        batch_size=[1, 8, 64],
+        isl=[1] * 3,
+        step=[99, 99, 99],
+        **attention,
+    )
+    parquet(
+        folder,
+        "custom_allreduce",
+        num_gpus=[2, 2, 2],
+        message_size=[128, 1024, 65536],
+        backend=["vllm_graph", "vllm_graph", "vllm_eager"],
+        latency=[0.005, 0.006, 0.02],
+    )
+
+
+def test_tables_of_aiconfigurator(tmp_path: Path) -> None:
+    folder = tmp_path / "h100_sxm"
+    folder.mkdir()
+    small_system(folder)
+    out = tmp_path / "p.yaml"
+    result = CliRunner().invoke(
+        app,
+        ["calibrate", str(tmp_path), "--from", "aiconfigurator", "--out", str(out), "--json"],
+        catch_exceptions=False,
+    )
+    assert json.loads(result.stdout)["families"]["gemm 16bit"]["rows"] == 12
+    profile = load_profile(str(out))
+    assert profile.device == "NVIDIA X"
+    assert profile.families["gemm 16bit"].grid.values == pytest.approx(1.0)  # twice the form
+    assert profile.all_reduce[2].sizes == (256.0, 2048.0)
+
+
+@pytest.mark.parametrize("name", ["gemm", "context_attention", "custom_allreduce"])
+def test_damaged_tables_of_aiconfigurator(tmp_path: Path, name: str) -> None:
+    small_system(tmp_path)
+    path = tmp_path / f"{name}_perf.parquet"
+    for content in (b"", b"PAR1xxxx", path.read_bytes()[:-9]):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=rf"{name}_perf\.parquet: not a table"):
+            aiconfigurator.fit_system(tmp_path, H100, "x")
+
+
+def small_csvs(folder: Path) -> Path:
+    split = folder / "RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1"
+    split.mkdir(parents=True)
+    dense = ["layer,tokens,time_us"]
+    for layer in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
+        dense += [f"{layer},{tokens},{100 + tokens}" for tokens in (1, 8, 64, 512)]
+    dense += [f"{layer},1,2.0" for layer in ("layernorm", "rotary_emb", "act_fn", "embedding")]
+    (split / "dense.csv").write_text("\n".join(dense) + "\n")
+    head = [f"lm_head,{n},{1000 + n}" for n in (1, 8, 64)]
+    (split / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]) + "\n")
+    rows = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
+    rows += [f"{new},0,0,0,{10 + new}" for new in (16, 128, 1024)]
+    rows += [f"0,0,{n},{kv},{10 + n * kv / 1000}" for n in (1, 8, 64) for kv in (16, 1024)]
+    rows += ["16,0,8,1024,30"]
+    (split / "attention.csv").write_text("\n".join(rows) + "\n")
+    return split
+
+
+def test_tables_of_llmservingsim(tmp_path: Path) -> None:
+    small_csvs(tmp_path)
+    hardware = load_hardware("rtx-4090")
+    profile = llmservingsim.fit_system(tmp_path / "RTX4090", hardware, "x")
+    assert profile.small_kernel_s == pytest.approx(2e-6)
+    rows = {name: family.rows for name, family in profile.families.items()}
+    assert rows == {"gemm 16bit": 19, "prefill 16": 3, "decode 16": 6}
+    lines = profile.kernels().gemm_lines(hardware, "16bit", 4096, 14336, 16.0)
+    assert isinstance(lines, Lines)
+    assert lines.at(64) == pytest.approx(164e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dense.csv", "layer,tokens,time_us\nqkv_proj,1,nan\n"),
+        ("dense.csv", "layer,tokens\nqkv_proj,1\n"),
+        ("attention.csv", "\x00\x00"),
+        ("attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,0\n"),
+        ("per_sequence.csv", "layer,sequences,time_us\nlm_head,x,1\n"),
+    ],
+)
+def test_damaged_tables_of_llmservingsim(tmp_path: Path, name: str, text: str) -> None:
+    (small_csvs(tmp_path) / name).write_text(text)
+    with pytest.raises(InputError, match=name):
+        llmservingsim.fit_system(tmp_path / "RTX4090", load_hardware("rtx-4090"), "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give --from aiconfigurator"),
+        (["{}", "--from", "nobody"], "--from nobody: not known"),
+        (["{}/none", "--from", "aiconfigurator"], "no folder of tables"),
+        (["{}", "--from", "aiconfigurator"], "--system: name one of a100_sxm"),
+        (["{}", "--from", "aiconfigurator", "--system", "x"], "name its device"),
+        (["{}", "--from", "aiconfigurator", "--system", "l40s"], "no tables of l40s"),
+        (["{}", "--show", "h100-sxm"], "--show: takes no tables"),
+        (["--show", "h101"], "'h101' is not known"),
+    ],
+)
+def test_what_calibrate_cannot_do(tmp_path: Path, words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["calibrate", *(word.format(tmp_path) for word in words)])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_a_profile_can_be_shown() -> None:
+    result = CliRunner().invoke(app, ["calibrate", "--show", "rtx-4090"], catch_exceptions=False)
+    assert "MIT" in result.stdout and "decode 16" in result.stdout
+
+
+@pytest.mark.skipif(not TABLES.exists(), reason="shared kernel tables not here")
+def test_the_bundled_h100_is_what_its_tables_give() -> None:
+    again = aiconfigurator.fit_system(TABLES / "h100_sxm", H100, "h100-sxm")
+    assert profile_text(again) == profile_text(PROFILE)
