@@ -247,7 +247,7 @@ def _engine(
         max_num_seqs=_count(row["max_num_seqs"], kilo=1024) or seqs,
         max_num_batched_tokens=_count(row["max_num_batched_tokens"], kilo=1024) or tokens,
         max_model_len=length,
-        kv=kv_format(model, _kv_dtype(row["kv_cache_dtype"])),
+        kv=kv_format(model, _kv_dtype(row["kv_cache_dtype"]), version),
         cpu_offload_gb=offloaded or 0.0,
         tensor=tensor or 1,
         pipeline=pipeline or 1,

@@ -56,8 +56,13 @@ WHOLE = (
 )
 
 
+#: What a checkpoint's folder holds.
+CONFIG = "config.json"
+
+
 def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-    """A bundled model by name (any case, with or without the organisation) or a config.json.
+    """A bundled model by name (any case, with or without the organisation), a config.json, or a
+    folder that holds one.
 
     A checkpoint of a bundled model under another organisation, or in a folder, is found by its
     last part, and its quantisation read from how that ends (`-FP8-dynamic`, `-AWQ`): its
@@ -70,6 +75,8 @@ def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) ->
     changes = overrides or {}
     if name_or_path.endswith(".json"):
         return _model_from_file(Path(name_or_path), changes)
+    if Path(name_or_path, CONFIG).is_file():
+        return _model_from_file(Path(name_or_path, CONFIG), changes)
     known = _model_index()
     key = name_or_path.lower().rstrip("/")
     base, method = key.rpartition("/")[2], None
@@ -83,8 +90,15 @@ def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) ->
     model = model_from_config(_merge(config, changes), name)
     if method is None:
         return model
-    return replace(with_quantization(model, method), name=name_or_path)
+    model = replace(with_quantization(model, method), name=name_or_path)
+    if key.startswith(FP8_KV) and method in ("fp8", "nvfp4"):
+        return replace(model, kv_cache_dtype="fp8")
+    return model
 
+
+#: Whose quantised checkpoints ask for fp8 KV too (`kv_cache_quant_algo` of their
+#: hf_quant_config.json).
+FP8_KV = "nvidia/"
 
 #: How the names of quantised checkpoints end, and the method that `quantization:` calls it.
 ENDINGS = (

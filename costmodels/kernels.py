@@ -189,7 +189,7 @@ class Kernels:
         return through(pairs, form * grid.factor(new, float(heads), group))
 
 
-#: Kernels are timed again and again on the same tensors, so small ones read from the L2 cache (50 to
+#: Kernels are timed over and over on the same tensors, so small ones read from the L2 cache (50 to
 #: 128 MB on these devices), at up to twice the datasheet's bandwidth. In a server another layer's
 #: tensors lie there. So nothing is read faster than by the kernels on tensors far too large for
 #: any cache: matrices of this width (0.5 GB), contexts of these sizes.

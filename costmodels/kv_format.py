@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.specs import ModelSpec
+from servecast.costmodels.versions import LATEST, Version
 
 FP32_BITS = 32
 FP16_BITS = 16
@@ -82,14 +83,21 @@ SPARSE_MLA_BYTES = 512 + 4 * 4 + 64 * 2
 AUTO = "auto"
 
 
-def kv_format(model: ModelSpec, kv_cache_dtype: str = AUTO) -> KvFormat:
+#: `auto` follows the checkpoint (`kv_cache_quant_algo`) from this release (utils/torch_utils.py;
+#: 0.13.0 does not).
+CHECKPOINT_SINCE = Version(0, 14)
+
+
+def kv_format(model: ModelSpec, kv_cache_dtype: str = AUTO, version: Version = LATEST) -> KvFormat:
     """The format that a name means for a model.
 
     `auto` is what the checkpoint asks for, and else the model's own 16 or 32 bits.
 
     Raises InputError for a name that is not known.
     """
-    name = model.kv_cache_dtype if kv_cache_dtype == AUTO else kv_cache_dtype
+    name = kv_cache_dtype
+    if name == AUTO and version >= CHECKPOINT_SINCE:
+        name = model.kv_cache_dtype
     try:
         return named_format(model.dtype if name == AUTO else name)
     except InputError as error:

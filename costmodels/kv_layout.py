@@ -185,13 +185,28 @@ def kv_layout(
 def mla_block_size(model: ModelSpec, hardware: HardwareSpec, version: Version = LATEST) -> int:
     """Block size that an MLA backend sets for itself; 1 where it takes any.
 
-    64 for sparse MLA, and for FlashMLA on Hopper from 0.8.5 to 0.9.2; a log of 0.19 on H100
-    shows 16 again.
+    64 for sparse MLA. On Hopper 64 for FlashMLA from 0.8.5 to 0.17, then any (FlashAttention). On
+    Blackwell 128 for CUTLASS in 0.10, 64 for FlashInfer to 0.17, then the least that it takes, 32
+    (platforms/cuda.py, `check_and_update_config`; from 0.18 v1/attention/backend.py,
+    `get_preferred_block_size`).
     """
     if model.mla is None or hardware.kind != "gpu":
         return 1
-    flash = Version(0, 8, 5) <= version < Version(0, 10)
-    return 64 if model.mla.index_heads or (flash and hardware.compute_capability == 9.0) else 1
+    capability = hardware.compute_capability
+    forced = version < MLA_CHOOSES_SINCE
+    if model.mla.index_heads:
+        return 64
+    if capability == 9.0:
+        return 64 if version >= FLASH_MLA_SINCE and forced else 1
+    if capability == 10.0 and version >= BLACKWELL_MLA_SINCE:
+        return (128 if version < FLASHINFER_MLA_SINCE else 64) if forced else 32
+    return 1
+
+
+FLASH_MLA_SINCE = Version(0, 8, 5)
+BLACKWELL_MLA_SINCE = Version(0, 10)
+FLASHINFER_MLA_SINCE = Version(0, 11)
+MLA_CHOOSES_SINCE = Version(0, 18)
 
 
 def _kinds(model: ModelSpec, fmt: KvFormat, tensor: int, version: Version) -> list[_Kind]:

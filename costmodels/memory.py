@@ -10,7 +10,7 @@ The constants were chosen on public start-up logs (docs/memory.md names them and
 they are), physical terms first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 from servecast.costmodels.graphs import capture_sizes, graph_count, v0_capture_sizes
@@ -85,6 +85,7 @@ class EngineMemory:
         (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); None for the release's default
     cudagraph_capture_sizes : None for the release's own
     expert_engines : data-parallel engines over which experts are spread
+    quantised_online : 16-bit weights are all loaded before they are quantised
     vision : load the vision tower, where the model has one
     v0 : the engine before V1
     """
@@ -106,6 +107,7 @@ class EngineMemory:
     estimate_cudagraphs: bool | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     expert_engines: int = 1
+    quantised_online: bool = False
     vision: bool = True
     version: Version = LATEST
     v0: bool = False
@@ -174,6 +176,7 @@ class MemoryPlan:
     shortfall_bytes : what is missing to start; 0 if it fits
     refused_bytes : by how much the budget is above what is free, where vLLM checks that
     free_bytes : what the driver shows as free before anything is loaded
+    loading_bytes : held before weights are quantised, where that is more than after
     after_start_bytes : free when the engine serves and samples its largest batch
     kv_interval, tokens_interval : 90 % of the time they lie in these
     longest_tokens : the longest request that fits: vLLM's `estimated maximum model length`
@@ -195,6 +198,7 @@ class MemoryPlan:
     max_concurrency: float
     shortfall_bytes: int
     refused_bytes: int
+    loading_bytes: int
     after_start_bytes: int
     free_bytes: int
     max_model_len: int
@@ -237,6 +241,11 @@ class MemoryPlan:
                 f"does not start: free memory on device ({_gib(self.free_bytes)} of "
                 f"{_gib(self.total_bytes)} GiB) is less than desired: {_gib(self.budget_bytes)} GiB"
             )
+        if self.loading_bytes > self.free_bytes:
+            return (
+                f"does not start: {_gib(self.loading_bytes)} GiB of weights are loaded before "
+                f"they are quantised, {_gib(self.free_bytes)} GiB are free"
+            )
         missing = f"{_gib(self.shortfall_bytes)} GiB short for one request of that length"
         if self.longest_tokens >= self.max_model_len:
             return (
@@ -255,6 +264,11 @@ class MemoryPlan:
             f"{_gib(self.shortfall_bytes)} with KV for one request of {self.max_model_len:,} tokens"
         )
 
+
+#: Weights that are quantised while they are loaded come in one layer after another from this
+#: release (`_loaded_numel`, layers/quantization/fp8.py of 0.13.0); before, all of them lay on the
+#: device in 16 bits first.
+STREAMED_SINCE = Version(0, 13)
 
 #: V1 refuses a budget above what is free before it loads anything, from this release
 #: (v1/worker/gpu_worker.py of 0.9.1).
@@ -300,6 +314,11 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     profiled = engine.kv_cache_memory_bytes is None and engine.num_gpu_blocks_override is None
     # A pool that was not profiled for may leave too little to run in.
     over = weights + other + max(0, left) - free
+    whole = 0
+    if engine.quantised_online:
+        plain = replace(model, quantization=None)
+        whole = loaded_bytes(plain, hardware, engine.parallel, version=engine.version)
+        over = max(over, whole - free)
     refused = budget - free if engine.version >= FREE_CHECKED_SINCE and not engine.v0 else 0
     if not engine.deducts_graphs and not engine.enforce_eager:
         over = max(over, -after_start - activation)
@@ -324,6 +343,7 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         max_concurrency=layout.concurrency(ids, longest),
         shortfall_bytes=max(0, needed - left, over, refused),
         refused_bytes=max(0, refused),
+        loading_bytes=whole,
         after_start_bytes=after_start,
         free_bytes=free,
         max_model_len=longest,

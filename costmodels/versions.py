@@ -56,6 +56,14 @@ GRAPHS_DEDUCTED_SINCE = Version(0, 20)
 V1_SINCE = Version(0, 8)
 V1_ALONE_SINCE = Version(0, 11)
 V1_COMPUTE_CAPABILITY = 8.0
+V1_FP8_KV_CAPABILITY = 9.0
+V1_ALL_DTYPES_SINCE = Version(0, 9, 2)
+
+#: V1 bounds the default token budget by max_num_seqs x max_model_len from this release; V0 always.
+BUDGET_BOUNDED_SINCE = Version(0, 11, 1)
+
+#: Before this release V1 chunked prompts whatever was asked.
+UNCHUNKED_V1_SINCE = Version(0, 10, 2)
 
 #: Hybrid models (attention and recurrent state) cache prefixes by default from this release.
 HYBRID_PREFIXES_SINCE = Version(0, 28)
@@ -70,8 +78,17 @@ def default_gpu_memory_utilization(version: Version = LATEST) -> float:
     return 0.92 if version >= GRAPHS_DEDUCTED_SINCE else 0.9
 
 
-def runs_v0(version: Version, compute_capability: float, use_v1: bool | None = None) -> bool:
-    """The engine before V1 runs: by release and GPU, or as VLLM_USE_V1 asks.
+def runs_v0(
+    version: Version,
+    compute_capability: float,
+    use_v1: bool | None = None,
+    *,
+    kv_cache_dtype: str = "auto",
+    scheduling_policy: str = "fcfs",
+    dtype: str = "auto",
+) -> bool:
+    """The engine before V1 runs: by release and GPU, as VLLM_USE_V1 asks, or because of a flag
+    that V1 did not know yet (engine/arg_utils.py, `_is_v1_supported_oracle`, 0.8.1 to 0.10.2).
 
     `compute_capability` is 0 where there is no such number.
     """
@@ -79,24 +96,40 @@ def runs_v0(version: Version, compute_capability: float, use_v1: bool | None = N
         return False
     if use_v1 is not None:
         return not use_v1
+    if version >= V1_SINCE and compute_capability:
+        # FlashAttention 3, Hopper's, was the first backend with fp8 KV.
+        kv = kv_cache_dtype != "auto" and compute_capability < V1_FP8_KV_CAPABILITY
+        early = version < V1_ALL_DTYPES_SINCE
+        if kv or (early and (scheduling_policy != "fcfs" or dtype == "float32")):
+            return True
     return version < V1_SINCE or 0 < compute_capability < V1_COMPUTE_CAPABILITY
 
 
 def batch_defaults(
-    version: Version, memory_bytes: int, device: str, max_model_len: int, v0: bool = False
+    version: Version,
+    memory_bytes: int,
+    device: str,
+    max_model_len: int,
+    v0: bool = False,
+    *,
+    chunked: bool | None = None,
+    multimodal: bool = False,
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) of `vllm serve` on a GPU, chunked prefill on.
 
     From engine/arg_utils.py of the releases (0.6.0 to 0.32.0). `device` is the catalogue's
     name: some releases went by it. V0 computed prompts whole up to 32K, in one step of
-    `max_model_len` tokens.
+    `max_model_len` tokens, unless asked to chunk them (`chunked`), and those of multimodal models
+    always.
     """
     gib = memory_bytes / 2**30
     large = device.startswith(("h100", "h200"))
     if v0:
-        if max_model_len > 32_768:
+        if chunked is None:
+            chunked = max_model_len > 32_768 and not multimodal
+        if chunked:
             return (2048 if version >= Version(0, 6, 5) else 512), 256
-        return max(max_model_len, 2048), 256
+        return max(max_model_len, 5120 if multimodal else 2048), 256
     if version < Version(0, 8, 4):
         return (8192 if large else 2048), 1024
     if version < Version(0, 8, 5):

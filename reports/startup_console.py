@@ -115,9 +115,15 @@ def _fixes(answer: Mapping[str, Any]) -> Iterator[RenderableType]:
     table.add_column("KV tokens", justify="right")
     table.add_column("concurrency", justify="right")
     for fix in answer["fixes"]:
-        change = " ".join(f"--{k.replace('_', '-')} {_flag(v)}" for k, v in fix["change"].items())
+        change = " ".join(_change(name, value) for name, value in fix["change"].items())
+        change += f" ({fix['needs']})" if fix["needs"] else ""
         table.add_row(change, f"{fix['kv_tokens']:,}", f"{fix['max_concurrency']:.2f}x")
     yield table
+
+
+def _change(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return f"no {flag}" if value is None else f"{flag} {_flag(value)}".rstrip()
 
 
 def _flag(value: Any) -> str:

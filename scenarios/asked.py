@@ -29,12 +29,14 @@ class Asked:
     log : what a real start logged, to compare with
     own : our options that stood among vLLM's flags
     notes : of flags that the prediction leaves out
+    shortens : `--max-model-len auto`
     """
 
     setup: Setup
     log: BootLog | None
     own: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    shortens: bool = False
 
 
 def own_options(
@@ -119,8 +121,14 @@ def asked_setup(
     hardware = named.get("hardware") or line.hardware
     if hardware is None:
         raise InputError("--hardware: name the device (`servecast models` lists them)")
-    loaded = scenario_of(minimal_text(line, hardware), "vllm serve")
-    return Asked(set_up(loaded), log, own, tuple(_left_out(line)))
+    setup = set_up(scenario_of(minimal_text(line, hardware), "vllm serve"))
+    notes = list(_left_out(line))
+    plan = setup.plan()
+    if line.auto_length and plan.longest_tokens < plan.max_model_len:
+        # vLLM shortens the length to what fits, if anything does.
+        setup = setup.changed(max_model_len=max(1, plan.longest_tokens))
+        notes.append(f"max_model_len: vLLM shortens it to {setup.memory.max_model_len:,} tokens")
+    return Asked(setup, log, own, tuple(notes), line.auto_length)
 
 
 def _left_out(line: ServeLine) -> Iterator[str]:

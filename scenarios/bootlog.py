@@ -138,7 +138,11 @@ def parse_boot_log(text: str) -> BootLog:
     v0 = bool(re.search(r"Initializing an? (?:V0 )?LLM engine", body)) and "V1 LLM" not in body
     v0 = v0 or bool(re.search(r"worker\.py:\d+\] model weights take", body))
     facts: dict[str, object] = {"version": _version(head, body), "v0": v0}
-    facts["model"] = _text(head, body, r"\bmodel=['\"]([^'\"\s]{1,300})['\"]")
+    facts["model"] = (
+        _text(head, body, r"\bmodel=['\"]([^'\"\s]{1,300})['\"]")
+        or _text(head, body, r"'model(?:_tag)?': '([^'\s]{1,300})'")
+        or _text(head, body, r"\bmodel {2,8}(\S{1,300})")
+    )
     facts["weights_gib"] = _most(body, WEIGHTS_TOOK)
     facts |= _profile(body)
     for pattern in (
@@ -295,7 +299,7 @@ def _flags(head: str, body: str) -> dict[str, object]:
         facts[flag] = switch[-1] == "True" if switch else None
     for flag in ("kv_cache_dtype", "quantization", "dtype"):
         # As the engine's config has it, where the model's own choice shows too.
-        words = re.findall(rf"\b{flag}(?:=|': )['\"]?(?:torch\.)?(\w{{2,40}})\b", both)
+        words = re.findall(rf"\b{flag}(?:=|': )['\"]?(?:torch\.)?([\w-]{{2,40}})\b", both)
         facts[flag] = words[-1] if words and words[-1] not in ("None", "auto") else None
     for pattern in (
         rf"Maximum concurrency for {SIZE} tokens per request",

@@ -1,25 +1,34 @@
 """From a scenario to the parts that simulate it: vLLM's defaults filled in, memory planned."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from servecast.calibration.profile import GENERIC, Profile
-from servecast.costmodels.catalogue import GIB, load_hardware, load_model
+from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.graphs import capture_sizes
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
-from servecast.costmodels.memory import EngineMemory, MemoryPlan, plan_memory
+from servecast.costmodels.memory import (
+    STREAMED_SINCE,
+    EngineMemory,
+    MemoryPlan,
+    plan_memory,
+)
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.versions import (
     ASYNC_SINCE,
+    BUDGET_BOUNDED_SINCE,
     HYBRID_PREFIXES_SINCE,
     LATEST,
+    UNCHUNKED_V1_SINCE,
+    Version,
     batch_defaults,
     default_gpu_memory_utilization,
     parse_version,
@@ -170,6 +179,7 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
     """
     engine = resolve(flags, checkpoint, hardware)
     model = checkpoint
+    _check_device(engine, hardware)
     if engine["dtype"] != "auto":
         model = replace(model, dtype=engine["dtype"])
     if engine["quantization"] is not None:
@@ -184,7 +194,7 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine["max_model_len"],
-        kv=kv_format(model, engine["kv_cache_dtype"]),
+        kv=kv_format(model, engine["kv_cache_dtype"], version),
         tensor=parallel.tensor,
         pipeline=parallel.pipeline,
         enforce_eager=engine["enforce_eager"],
@@ -198,7 +208,12 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
         expert_engines=spread,
         vision=not engine["language_model_only"],
         version=version,
-        v0=runs_v0(version, hardware.compute_capability, engine["vllm_use_v1"]),
+        v0=_v0(version, hardware, flags),
+        quantised_online=(
+            engine["quantization"] == "fp8"
+            and checkpoint.quantization is None
+            and version < STREAMED_SINCE
+        ),
     )
     return Setup(checkpoint, model, hardware, parallel, flags, engine, memory)
 
@@ -229,9 +244,17 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
     version = parse_version(flags.vllm_version) if flags.vllm_version else LATEST
     world = (flags.tensor_parallel_size or 1) * (flags.pipeline_parallel_size or 1)
     longest = flags.max_model_len or model.max_position_embeddings
+    v0 = _v0(version, hardware, flags)
     if hardware.kind == "gpu":
-        v0 = runs_v0(version, hardware.compute_capability, flags.vllm_use_v1)
-        tokens, seqs = batch_defaults(version, hardware.memory_bytes, hardware.name, longest, v0)
+        tokens, seqs = batch_defaults(
+            version,
+            hardware.memory_bytes,
+            hardware.name,
+            longest,
+            v0,
+            chunked=flags.enable_chunked_prefill,
+            multimodal=model.vision_parameters > 0,
+        )
     else:
         tokens, seqs = _batch_defaults(hardware, world)
     chosen = {key: value for key, value in flags.model_dump().items() if value is not None}
@@ -291,15 +314,45 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         engine["enable_prefix_caching"] = False
     elif flags.kv_reserve is not None:
         raise InputError("engine.kv_reserve: has a meaning with kv: contiguous alone")
+    v1_alone = hardware.kind == "gpu" and not v0
+    if v1_alone and version < UNCHUNKED_V1_SINCE and engine["batching"] == "continuous":
+        engine["enable_chunked_prefill"] = True
     if flags.max_num_batched_tokens is None:
         if not engine["enable_chunked_prefill"] and engine["batching"] == "continuous":
             tokens = max(engine["max_model_len"], tokens)
-        tokens = min(engine["max_num_seqs"] * engine["max_model_len"], tokens)
+        if not v1_alone or version >= BUDGET_BOUNDED_SINCE:
+            tokens = min(engine["max_num_seqs"] * engine["max_model_len"], tokens)
         engine["max_num_batched_tokens"] = tokens
     if flags.max_num_seqs is None:
         engine["max_num_seqs"] = min(seqs, engine["max_num_batched_tokens"])
     _check(engine, model)
     return engine
+
+
+def _v0(version: Version, hardware: HardwareSpec, flags: Engine) -> bool:
+    return runs_v0(
+        version,
+        hardware.compute_capability,
+        flags.vllm_use_v1,
+        kv_cache_dtype=flags.kv_cache_dtype or "auto",
+        scheduling_policy=flags.scheduling_policy or "fcfs",
+        dtype=flags.dtype or "auto",
+    )
+
+
+#: Compute capability that vLLM asks for (platforms/cuda.py, `check_if_supports_dtype`;
+#: `get_min_capability` of the quantisation methods, 0.32).
+LEAST_CAPABILITY = {"bfloat16": 8.0, "fp8": 7.5, "awq": 7.5}
+
+
+def _check_device(engine: Mapping[str, Any], hardware: HardwareSpec) -> None:
+    for key in ("dtype", "quantization"):
+        least = LEAST_CAPABILITY.get(str(engine[key]), 0.0)
+        if 0 < hardware.compute_capability < least:
+            raise InputError(
+                f"engine.{key}: {engine[key]} needs compute capability {least:g}, "
+                f"{hardware.name} has {hardware.compute_capability:g}"
+            )
 
 
 def _batch_defaults(hardware: HardwareSpec, world: int) -> tuple[int, int]:
@@ -403,7 +456,8 @@ FILES = (".json", ".yaml", ".yml")
 
 def beside(name: str, scenario: Path) -> str:
     """Relative paths start at the scenario's folder; catalogue names stay as they are."""
-    return str(scenario.parent / name) if name.endswith(FILES) else name
+    found = scenario.parent / name
+    return str(found) if name.endswith(FILES) or (found / CONFIG).is_file() else name
 
 
 def memory_summary(memory: MemoryPlan) -> dict[str, int]:

@@ -130,7 +130,7 @@ def kv(
         service=service,
         overrides=set_ or (),
     )
-    answer = start_up(asked.setup, asked.log, asked.notes)
+    answer = start_up(asked.setup, asked.log, asked.notes, shortens=asked.shortens)
     if json or "json" in asked.own:
         _echo(answer)
     else:

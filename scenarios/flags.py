@@ -43,7 +43,6 @@ MAPPED = frozenset(Engine.model_fields) - {
     "estimate_cudagraphs",
     "kv",
     "kv_reserve",
-    "preemption_mode",
     "vllm_use_v1",
     "vllm_version",
     # Read by name, below.
@@ -69,6 +68,10 @@ READ = {
 #: Flags that take no value.
 SWITCHES = names_of(
     """
+    disable_logprobs_during_spec_decoding enable_bf16x3_router_gemm
+    enable_mamba_fine_grained_prefix_cache eplb_log_balancedness
+    guided_decoding_disable_additional_properties guided_decoding_disable_any_whitespace
+    guided_decoding_disable_fallback speculative_disable_mqa_scorer
     aggregate_engine_logging allow_credentials allow_deprecated_quantization
     calculate_kv_scales data_parallel_external_lb data_parallel_hybrid_lb
     data_parallel_multi_port_external_lb dcp_q_replicate disable_access_log_for_endpoints
@@ -163,7 +166,9 @@ HARMLESS = {
         response_role return_tokens_as_token_ids served_model_name
         structured_outputs_config tokens_only tool_call_parser tool_parser_plugin
         tool_server trust_request_chat_template seed max_logprobs logprobs_mode
-        io_processor_plugin
+        io_processor_plugin guided_decoding_disable_additional_properties
+        guided_decoding_disable_any_whitespace guided_decoding_disable_fallback
+        logits_processor_pattern
         """,
     "how processes find each other": """
         cpu_distributed_timeout_seconds data_parallel_address data_parallel_backend
@@ -174,7 +179,9 @@ HARMLESS = {
         """,
     "gone from vLLM, or the default now": """
         disable_async_output_proc num_scheduler_steps use_v2_block_manager device
-        num_lookahead_slots max_seq_len_to_capture
+        num_lookahead_slots max_seq_len_to_capture max_context_len_to_capture
+        multi_step_stream_outputs tokenizer_pool_extra_config tokenizer_pool_size
+        tokenizer_pool_type quantization_param_path
         """,
 }
 
@@ -183,13 +190,18 @@ MATTERS = {
     "speculative decoding is not simulated yet, nor are a draft's weights and KV counted": """
         speculative_config spec_method spec_model spec_tokens speculative_model
         num_speculative_tokens speculative_draft_tensor_parallel_size ngram_prompt_lookup_max
+        ngram_prompt_lookup_min speculative_disable_by_batch_size
+        speculative_disable_mqa_scorer speculative_max_model_len
+        speculative_model_quantization spec_decoding_acceptance_method
+        typical_acceptance_sampler_posterior_alpha
+        typical_acceptance_sampler_posterior_threshold disable_logprobs_during_spec_decoding
         """,
     "adapters take memory beside the weights and time in every layer": """
         default_mm_loras enable_lora enable_lora_bias enable_mixed_moe_lora_format
         enable_moe_shared_loras enable_tower_connector_lora fully_sharded_loras lora_dtype
         lora_extra_vocab_size lora_modules lora_target_modules max_cpu_loras max_lora_rank
         max_loras max_lora_cls_labels specialize_active_lora enable_prompt_adapter
-        prompt_adapters
+        prompt_adapters max_prompt_adapters max_prompt_adapter_token long_lora_scaling_factors
         """,
     "KV that moves to or from other engines takes time; each engine is simulated alone": """
         ec_manager_config ec_transfer_config kv_offloading_backend kv_offloading_size
@@ -202,6 +214,7 @@ MATTERS = {
         elastic_ep_max_dp_size enable_dbo enable_elastic_ep enable_ep_weight_filter
         enable_eplb enable_expert_parallel eplb_config expert_placement_strategy ubatch_size
         disable_nccl_for_dp_synchronization dp_sync_interval num_redundant_experts
+        eplb_log_balancedness eplb_step_interval eplb_window_size
         """,
     "contexts are not split over devices": """
         cp_kv_cache_interleave_size dcp_comm_backend dcp_kv_cache_interleave_size
@@ -210,6 +223,7 @@ MATTERS = {
     "it sets other flags: give these, as the start-up log prints them": "performance_mode",
     "links between nodes are priced like those inside one": "nnodes",
     "images and other media are not simulated": """
+        enable_multimodal_encoder_data_parallel
         disable_chunked_mm_input disable_mm_preprocessor_cache enable_mm_embeds
         interleave_mm_strings media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend
         mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin
@@ -224,6 +238,7 @@ MATTERS = {
         enable_flashinfer_autotune gdn_prefill_backend ir_op_priority kda_decode_backend
         kda_prefill_backend kernel_config linear_backend mamba_backend
         mamba_ssu_algorithm moe_backend quantization_config
+        enable_bf16x3_router_gemm override_neuron_config
         sparse_indexer_topk_backend use_fp64_gumbel enable_batch_sharded_sampling
         """,
     "the KV pool is laid out by the defaults": """
@@ -231,7 +246,7 @@ MATTERS = {
         kv_cache_dtype_skip_layers kv_sharing_fast_prefill mamba_block_size
         mamba_cache_dtype mamba_cache_mode mamba_ssm_cache_dtype prefix_cache_retention_interval
         prefix_caching_hash_algo prefix_match_unit replayssm_buffer_len swa_bounded_replay
-        use_replayssm engram_config
+        use_replayssm engram_config enable_mamba_fine_grained_prefix_cache
         """,
     "the scheduler has no such rule": """
         long_prefill_token_threshold_adaptive max_long_partial_prefills max_num_active_seqs
@@ -247,8 +262,8 @@ MATTERS = {
         enable_shm_tensor_arena enable_hc_sp offload_backend offload_group_size
         offload_num_in_group offload_params offload_prefetch_step cpu_offload_params
         enable_prompt_embeds enable_return_routed_experts logits_processors
-        numa_bind pooler_config renderer_num_workers return_sampling_mask watermark_config
-        diffusion_config
+        numa_bind override_pooler_config pooler_config renderer_num_workers
+        return_sampling_mask watermark_config diffusion_config
         """,
 }
 

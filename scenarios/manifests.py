@@ -10,6 +10,7 @@ from servecast.costmodels.catalogue import catalogue_name, hardware_names
 from servecast.costmodels.errors import InputError
 from servecast.scenarios.serve import (
     IMAGE,
+    VARIABLE,
     ServeLine,
     flags_of_config,
     parse_line,
@@ -209,7 +210,8 @@ def _command(
     hardware: str | None,
 ) -> Iterator[Command]:
     """A Command if the words or the image are vLLM's."""
-    words = _of_shell(words)
+    words, exported = _of_shell(words)
+    env = {**env, **{key: _filled(value, env)[0] for key, value in exported.items()}}
     runs = any(re.search(r"(^|/)vllm$|vllm\.entrypoints", word) for word in words)
     # A container without words (a worker that waits for its leader) starts no server.
     if not runs and ("vllm" not in image or not words):
@@ -237,14 +239,17 @@ def _text(value: Any) -> str:
     )
 
 
-def _of_shell(words: list[str]) -> list[str]:
-    """`sh -c "... vllm serve ..."`: the words of the vLLM command alone."""
+def _of_shell(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """`sh -c "... vllm serve ..."`: the words of the vLLM command alone, and the variables that
+    are set before it."""
     if len(words) >= 3 and re.search(r"(^|/)(ba|da|z)?sh$", words[0]) and words[1].startswith("-"):
         words = split_words(" ".join(words[2:]))
     for start, word in enumerate(words):
         if re.search(r"(^|/)vllm$|vllm\.entrypoints", word):
-            return list(until_shell(words[start:]))
-    return words
+            before = (VARIABLE.match(word) for word in words[:start])
+            exported = {found[1]: found[2].removesuffix(";") for found in before if found}
+            return list(until_shell(words[start:])), exported
+    return words, {}
 
 
 def _env(value: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from servecast.calibration.profile import GENERIC, Profile
+from servecast.costmodels.catalogue import CONFIG
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import summarise
@@ -71,6 +72,8 @@ class Point:
         scenario = self.scenario
         facts = (scenario.model, scenario.hardware, scenario.profile or "")
         named += [name for name in facts if name.endswith(FILES)]
+        own = self.base.parent / scenario.model / CONFIG
+        named.append(str(Path(scenario.model, CONFIG)) if own.is_file() else None)
         named.append(scenario.engine.boot_log)
         return [self.base.parent / name for name in named if name is not None]
 

@@ -50,6 +50,7 @@ class ServeLine:
     Attributes
     ----------
     engine : keys of the scenario's `engine`, with their values
+    auto_length : `--max-model-len auto`: as long as fits
     replicas : of `--data-parallel-size`, or of the manifest
     hardware : named beside the line (a node selector), if it was
     env : variables set before the line or beside it
@@ -60,6 +61,7 @@ class ServeLine:
 
     model: str = ""
     engine: dict[str, Any] = field(default_factory=dict)
+    auto_length: bool = False
     replicas: int = 1
     hardware: str | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -174,7 +176,7 @@ def _variable(line: ServeLine, word: str) -> bool:
     """The word sets a variable, which is kept."""
     found = VARIABLE.match(word)
     if found is not None:
-        line.env[found[1]] = found[2]
+        line.env[found[1]] = found[2].removesuffix(";")
     return found is not None
 
 
@@ -186,8 +188,8 @@ def _container(line: ServeLine, words: list[str]) -> list[str]:
         value = rest[0] if rest else ""
         if word in ("-e", "--env"):
             _variable(line, value)
-        elif word.startswith("--env="):
-            _variable(line, word.removeprefix("--env="))
+        elif word.startswith(("--env=", "-e")):
+            _variable(line, word.removeprefix("--env=").removeprefix("-e"))
         if word in DOCKER_VALUES and rest:
             rest.pop(0)
         elif not word.startswith("-") and not _variable(line, word):
@@ -342,8 +344,9 @@ def flags_of_config(text: str, where: str) -> dict[str, Any]:
 def _take(line: ServeLine, name: str, value: Any, shown: str) -> None:
     """One flag to where it belongs."""
     if name == "max_model_len" and value in (-1, "auto"):
-        why = "vLLM shortens it to what fits; `servecast kv` says how much that is"
-        line.unmodelled.append((shown, why))
+        line.auto_length = True
+    elif name == "swap_space" and value == 0:
+        line.harmless.append((shown, "no host memory to swap to, as with V1"))
     elif name == "quantization" and not is_known(str(value)):
         line.unmodelled.append((shown, "the checkpoint's own scheme is taken"))
     elif name in flags.MAPPED:
@@ -398,6 +401,8 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
     elif name == "optimization_level":
         if value == 0:
             line.engine["enforce_eager"] = True
+        elif value == 1:
+            line.unmodelled.append((shown, "it leaves out the graphs of decodes; counted here"))
     elif name == "limit_mm_per_prompt":
         limits = list(value.values()) if isinstance(value, dict) else []
         if limits and not any(limits):
@@ -429,14 +434,19 @@ def _capture_sizes(sizes: list[Any], shown: str) -> Any:
 def _compilation(line: ServeLine, value: Any, shown: str) -> None:
     """Capture sizes and the mode of the graphs; the rest is told."""
     if isinstance(value, int) and not isinstance(value, bool):
-        value = {"mode": value}
+        value = {"level": value}
     if not isinstance(value, dict):
         raise InputError(f"vllm serve: {shown}: expected a JSON object or a level")
     known = {"cudagraph_capture_sizes", "max_cudagraph_capture_size", "cudagraph_mode"}
-    if isinstance(value.get("cudagraph_capture_sizes"), list):
-        line.engine["cudagraph_capture_sizes"] = _capture_sizes(
-            value["cudagraph_capture_sizes"], shown
-        )
+    if value.get("level") == 0:
+        line.engine["enforce_eager"] = True
+    elif value.get("mode") == 0:
+        line.unmodelled.append((shown, "kernels are compiled here"))
+    sizes = value.get("cudagraph_capture_sizes")
+    if sizes is not None and not isinstance(sizes, list):
+        raise InputError(f"vllm serve: {shown}: cudagraph_capture_sizes: expected a list")
+    if isinstance(sizes, list):
+        line.engine["cudagraph_capture_sizes"] = _capture_sizes(sizes, shown)
     elif value.get("max_cudagraph_capture_size") is not None:
         _read(line, "max_cudagraph_capture_size", value["max_cudagraph_capture_size"], shown)
     mode = str(value.get("cudagraph_mode") or "").upper()
@@ -456,6 +466,9 @@ def _environment(line: ServeLine) -> None:
     deduct = line.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if deduct in ("0", "1"):
         line.engine["estimate_cudagraphs"] = deduct == "1"
+    longest = line.engine.get("max_model_len")
+    if line.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1" and longest is not None:
+        line.engine.setdefault("hf_overrides", {}).setdefault("max_position_embeddings", longest)
     v1 = line.env.get("VLLM_USE_V1")
     if v1 in ("0", "1"):
         line.engine["vllm_use_v1"] = v1 == "1"

@@ -25,6 +25,9 @@ MOST_PAIRS = 3
 FP8_SINCE = 8.0
 AWQ_SINCE = 7.5
 
+#: Methods that no engine applies by itself.
+CHECKPOINT_METHODS = ("awq",)
+
 PARTS = {
     "weights": "weights",
     "activation": "activation peak",
@@ -42,13 +45,20 @@ class Change:
     setup: Setup
 
 
-def start_up(setup: Setup, log: BootLog | None = None, told: Sequence[str] = ()) -> dict[str, Any]:
+def start_up(
+    setup: Setup,
+    log: BootLog | None = None,
+    told: Sequence[str] = (),
+    *,
+    shortens: bool = False,
+) -> dict[str, Any]:
     """The predicted start as plain values, sizes in GiB of one device.
 
     Keys `starts`, `weights_gib`, `activation_gib`, `graph_gib`, `other_gib`, `kv_gib`,
     `kv_blocks` (vLLM's num_gpu_blocks), `kv_tokens`, `request_gib` (one request of
     max_model_len), `max_concurrency`, `interval` (90 %), `least_sure`, `fixes` and `notes`, of
-    which `told` are some; with a log also `logged` and what differs.
+    which `told` are some; with a log also `logged` and what differs. `shortens` : max_model_len
+    is cut to what fits, so no interval can make it too long.
     """
     plan = setup.plan()
     low, high = plan.tokens_interval
@@ -86,7 +96,7 @@ def start_up(setup: Setup, log: BootLog | None = None, told: Sequence[str] = ())
         "reason": None if plan.fits else plan.explain(),
         "estimated_max_model_len": plan.longest_tokens,
         "fixes": [] if plan.fits else fixes(setup),
-        "notes": [*_notes(setup, plan), *told],
+        "notes": [*_notes(setup, plan, shortens), *told],
     }
     if log is not None:
         answer["logged"] = logged(log)
@@ -133,6 +143,11 @@ def _result(change: Change) -> dict[str, Any]:
         "kv_tokens": plan.tokens,
         "max_model_len": plan.max_model_len,
         "max_concurrency": round(plan.max_concurrency, 2),
+        "needs": (
+            f"a checkpoint quantised with {change.flags['quantization']}"
+            if change.flags.get("quantization") in CHECKPOINT_METHODS
+            else None
+        ),
     }
 
 
@@ -146,8 +161,13 @@ def _single(setup: Setup) -> Iterator[Change]:
         shares = range(most, most - 5, -1)
     yield from _first(_changes(setup, "gpu_memory_utilization", (s / 100 for s in shares)))
     if memory.kv_cache_memory_bytes is not None:
-        smaller = memory.kv_cache_memory_bytes - plan.shortfall_bytes
-        yield from _first(_changes(setup, "kv_cache_memory_bytes", [max(0, smaller) // GIB * GIB]))
+        needed = plan.layout.request_blocks(plan.max_model_len) * plan.layout.block_bytes
+        smaller = max(0, memory.kv_cache_memory_bytes - plan.shortfall_bytes)
+        enough = -(-int(needed) // GIB) * GIB
+        sizes = [enough, enough + GIB, smaller // GIB * GIB]
+        yield from _first(_changes(setup, "kv_cache_memory_bytes", sizes))
+    if memory.num_gpu_blocks_override is not None:
+        yield from _first(_changes(setup, "num_gpu_blocks_override", [None]))
     if 0 < plan.longest_tokens < plan.max_model_len:
         yield from _first(_changes(setup, "max_model_len", [plan.longest_tokens]))
     seqs, tokens = memory.max_num_seqs, memory.max_num_batched_tokens
@@ -195,7 +215,7 @@ def _split(setup: Setup, sizes: tuple[int, ...] = TENSOR_SIZES) -> Iterator[Chan
 
 
 def _quantised(setup: Setup) -> Iterator[Change]:
-    """As a checkpoint of fewer bits."""
+    """As a checkpoint of fewer bits, or quantised while it is loaded, which is fp8 alone."""
     if setup.model.quantization is not None:
         return
     methods = {"fp8": FP8_SINCE, "awq": AWQ_SINCE}
@@ -213,9 +233,9 @@ def _large(setup: Setup) -> Iterator[Change]:
     yield from _split(setup)
 
 
-def _notes(setup: Setup, plan: MemoryPlan) -> Iterator[str]:
+def _notes(setup: Setup, plan: MemoryPlan, shortens: bool) -> Iterator[str]:
     model, memory = setup.model, setup.memory
-    if plan.fits and plan.tokens_interval[0] < plan.max_model_len:
+    if plan.fits and plan.tokens_interval[0] < plan.max_model_len and not shortens:
         yield "the interval reaches below one request of max_model_len: it may not start"
     if plan.fits and plan.after_start_bytes < TIGHT_BYTES:
         yield (
@@ -225,10 +245,11 @@ def _notes(setup: Setup, plan: MemoryPlan) -> Iterator[str]:
     if model.vision_parameters and memory.vision:
         size = model.vision_parameters * model.dtype_bytes / GIB
         yield f"the vision tower's {size:.2f} GiB are counted; images are not simulated"
-    if model.quantization is not None and model.quantization in USUAL.values():
+    assumed = model.quantization
+    if assumed is not None and any(assumed is usual for usual in USUAL.values()):
         yield (
-            f"which layers are {model.quantization.method} is taken from the usual checkpoint of "
-            "that kind: its own config.json would say"
+            f"which layers are {assumed.method} is taken from the usual checkpoint of that kind: "
+            "its own config.json would say"
         )
     if not memory.kv.in_vllm:
         yield f"kv_cache_dtype {memory.kv.name}: vLLM has no such format"
@@ -279,7 +300,7 @@ def _differences(setup: Setup, log: BootLog) -> list[str]:
     }
     words = {
         "kv_cache_dtype": (log.kv_cache_dtype, memory.kv.name),
-        "quantization": (log.quantization, _method(setup)),
+        "quantization": (_method_of(log.quantization), _method_of(_method(setup))),
         "dtype": (log.dtype, setup.model.dtype),
         "enforce_eager": (log.enforce_eager, memory.enforce_eager),
         "enable_prefix_caching": (log.enable_prefix_caching, memory.enable_prefix_caching),
@@ -294,10 +315,21 @@ def _differences(setup: Setup, log: BootLog) -> list[str]:
         for name, (theirs, ours) in pairs.items()
         if theirs is not None and ours is not None and abs(theirs - ours) > 1e-6
     ]
+    if log.model is not None and _last(log.model) != _last(setup.checkpoint.name):
+        found.append(f"the log is of {log.model}")
     total = setup.hardware.memory_bytes / GIB
     if log.total_gib is not None and abs(log.total_gib - total) > 0.02:
         found.append(f"the log's device has {log.total_gib:g} GiB, {total:.2f} are assumed")
     return found
+
+
+def _last(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2].lower()
+
+
+def _method_of(name: str | None) -> str | None:
+    """fp8 as compressed-tensors stores it is fp8."""
+    return "fp8" if name == "compressed-tensors" else name
 
 
 def _method(setup: Setup) -> str | None:

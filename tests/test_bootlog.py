@@ -133,6 +133,8 @@ def test_flags_of_the_engine_s_own_line() -> None:
     )
     assert (log.dtype, log.quantization, log.kv_cache_dtype) == ("bfloat16", "mxfp4", "fp8")
     assert (log.enforce_eager, log.enable_prefix_caching) == (True, False)
+    other = parse_boot_log("non-default args: {'model': 'a/b'} quantization=compressed-tensors,")
+    assert (other.model, other.quantization) == ("a/b", "compressed-tensors")
     assert parse_boot_log("kv_cache_dtype=auto, quantization=None").kv_cache_dtype is None
 
 

@@ -104,6 +104,12 @@ SEQS_8 = {"max_num_seqs": 8}
         ("vllm serve M --max-model-len auto", {}),
         ("vllm serve M --quantization deepspeedfp", {}),
         ("VLLM_USE_V1=1 vllm serve M", {"vllm_use_v1": True}),
+        ("export VLLM_USE_V1=1; vllm serve M", {"vllm_use_v1": True}),
+        ("docker run -eVLLM_USE_V1=0 vllm/vllm-openai --model M", {"vllm_use_v1": False}),
+        ("vllm serve M --swap-space 0", {}),
+        ("vllm serve M --compilation-config 0", {"enforce_eager": True}),
+        ("vllm serve M -O1", {}),
+        ("vllm serve M --preemption-mode swap", {"preemption_mode": "swap"}),
     ],
 )
 def test_lines(words: str, engine: dict[str, Any]) -> None:
@@ -181,6 +187,7 @@ def test_the_scenario_loads_and_starts(tmp_path: Path) -> None:
         ("M --cudagraph-capture-sizes a 1", {}, "--cudagraph-capture-sizes a 1: "),
         ("M --max-cudagraph-capture-size 99999999", {}, "1 to 65536"),
         ('M -cc.cudagraph_capture_sizes=["a",1]', {}, "cudagraph_capture_sizes"),
+        ("M -cc.cudagraph_capture_sizes=x", {}, "expected a list"),
         ("M --max-num-seqs many", {}, "--max-num-seqs many: expected a whole number"),
         ("M --kv-cache-dtype fp7", {}, "'fp7' is not known"),
         ("M --gpu-memory-utilization nan", {}, "gpu-memory-utilization"),

@@ -87,6 +87,20 @@ def test_variables_from_beside_a_compose_file(tmp_path: Path) -> None:
     assert line_of_file(write(tmp_path, text)).engine == {"max_num_seqs": 12}
 
 
+def test_variables_that_the_shell_sets_before(tmp_path: Path) -> None:
+    text = """
+    spec:
+      containers:
+      - name: a
+        image: vllm/vllm-openai
+        command: [bash, -lc]
+        args: ["export MODEL=Qwen/Qwen3-8B; VLLM_USE_V1=0 vllm serve $MODEL --max-num-seqs 4"]
+    """
+    line = line_of_file(write(tmp_path, text))
+    assert line.model == "Qwen/Qwen3-8B"
+    assert line.engine == {"max_num_seqs": 4, "vllm_use_v1": False}
+
+
 def test_a_worker_without_words_waits_for_its_leader(tmp_path: Path) -> None:
     text = """
     spec:

@@ -39,7 +39,92 @@ model='meta-llama/Llama-3.1-8B', max_seq_len=8192
 
 def answer_to(words: str, **options: Any) -> dict[str, Any]:
     asked = asked_setup(words.split(), {}, **options)
-    return start_up(asked.setup, asked.log, asked.notes)
+    return start_up(asked.setup, asked.log, asked.notes, shortens=asked.shortens)
+
+
+#: What a release makes of flags, as its sources have it.
+RELEASES = [
+    ("Qwen/Qwen3-8B --max-num-seqs 1 --max-model-len 1024", "0.10.2", "h100", 8192, False, 16),
+    ("Qwen/Qwen3-8B --max-num-seqs 1 --max-model-len 1024", "0.32.0", "h100", 1024, False, 16),
+    ("Qwen/Qwen3-8B --no-enable-chunked-prefill", "0.9.1", "h100", 8192, False, 16),
+    ("Qwen/Qwen3-8B --no-enable-chunked-prefill", "0.32.0", "h100", 40_960, False, 16),
+    ("Qwen/Qwen3-8B --kv-cache-dtype fp8", "0.8.5", "a100-sxm-80gb", 2048, True, 16),
+    ("Qwen/Qwen3-8B --kv-cache-dtype fp8", "0.8.5", "h100", 8192, False, 16),
+    ("Qwen/Qwen3-8B --dtype float32", "0.9.1", "h100", 2048, True, 16),
+    ("Qwen/Qwen3-8B --dtype float32", "0.9.2", "h100", 8192, False, 16),
+    ("Qwen/Qwen3-8B", "0.9.2", "t4", 2048, True, 16),
+    ("meta-llama/Llama-3.1-8B --max-model-len 8192", "0.6.3", "h100", 8192, True, 16),
+    (
+        "meta-llama/Llama-3.1-8B --enable-chunked-prefill --max-model-len 8192",
+        *("0.6.3", "h100", 512, True, 16),
+    ),
+    ("Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 4096", "0.7.3", "h100", 5120, True, 16),
+    ("Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 65536", "0.7.3", "h100", 65_536, True, 16),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.8.4", "h100", 8192, False, 16),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.17.1", "h100", 8192, False, 64),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.19.0", "h100", 8192, False, 16),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.10.2", "b200", 8192, False, 128),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.17.1", "b200", 8192, False, 64),
+    ("deepseek-ai/DeepSeek-V2-Lite", "0.32.0", "b200", 16_384, False, 32),
+]
+
+
+@pytest.mark.parametrize(("words", "version", "hardware", "tokens", "v0", "block_size"), RELEASES)
+def test_what_a_release_makes_of_flags(
+    words: str, version: str, hardware: str, tokens: int, v0: bool, block_size: int
+) -> None:
+    options = {"hardware": hardware, "vllm_version": version}
+    setup = asked_setup(["vllm", "serve", *words.split()], options).setup
+    assert setup.memory.max_num_batched_tokens == tokens
+    assert setup.memory.v0 == v0
+    assert setup.memory.block_size == block_size
+
+
+def test_the_checkpoint_s_kv_format_is_followed_from_0_14() -> None:
+    words = "vllm serve nvidia/Llama-3.1-70B-Instruct-FP8 -tp 2 --hardware h100 --vllm-version "
+    assert answer_to(words + "0.13.0")["kv_bytes_per_token"] == 163_840
+    assert answer_to(words + "0.14.1")["kv_bytes_per_token"] == 81_920
+
+
+def test_weights_that_are_quantised_on_the_device_were_loaded_whole_before_0_13() -> None:
+    words = "vllm serve Qwen/Qwen3-32B --quantization fp8 --hardware l40s --max-model-len 4096"
+    old = answer_to(words + " --vllm-version 0.12.0")
+    assert not old["starts"] and "before they are quantised" in old["reason"]
+    assert answer_to(words + " --vllm-version 0.13.0")["starts"]
+
+
+def test_an_automatic_length_is_the_longest_that_fits() -> None:
+    words = "vllm serve Qwen/Qwen3-8B --hardware l4 --max-model-len "
+    answer = answer_to(words + "auto")
+    assert answer["starts"] and not answer["fixes"]
+    assert answer["max_model_len"] == answer_to(words + "40960")["estimated_max_model_len"]
+    assert any("vLLM shortens it to" in note for note in answer["notes"])
+    assert not any("may not start" in note for note in answer["notes"])
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 512,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = answer_to(f"vllm serve {tmp_path} --hardware h100")
+    assert answer["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+
+
+def test_a_longer_context_than_the_model_has_may_be_forced() -> None:
+    words = "vllm serve Qwen/Qwen3-8B --max-model-len 131072 --hardware h100"
+    with pytest.raises(InputError, match="above the 40960 positions"):
+        answer_to(words)
+    assert answer_to(f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {words}")["starts"]
 
 
 def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
@@ -88,6 +173,10 @@ def test_the_answer_of_a_start_is_vllm_s_arithmetic() -> None:
             "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --hardware h100 "
             "--kv-cache-memory-bytes 80G",
             {("kv_cache_memory_bytes",)},
+        ),
+        (
+            "vllm serve Qwen/Qwen3-8B --hardware h100 --kv-cache-memory-bytes 1G",
+            {("kv_cache_memory_bytes",), ("max_model_len",)},
         ),
         # More than is free, and a length that no share leaves room for.
         (
@@ -149,6 +238,41 @@ def test_the_log_that_a_scenario_names_stands_beside_too(tmp_path: Path) -> None
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO.replace("engine: {", "engine: {boot_log: boot.log, "))
     assert answer_to(str(path))["logged"]["kv_tokens"] == 476_016
+
+
+def test_a_pool_given_too_small_may_be_left_to_vllm() -> None:
+    words = "vllm serve Qwen/Qwen3-8B --hardware h100 --num-gpu-blocks-override 100"
+    first = answer_to(words)["fixes"][0]
+    assert first["change"] == {"num_gpu_blocks_override": None}
+    assert first["kv_tokens"] == answer_to(words.rpartition(" --")[0])["kv_tokens"]
+
+
+def test_weights_in_fewer_bits_may_need_a_checkpoint_of_their_own() -> None:
+    fixes = answer_to(
+        "vllm serve meta-llama/Llama-3.1-70B --max-model-len 4096 --vllm-version 0.9.1 "
+        "--hardware h100"
+    )["fixes"]
+    needs = {fix["change"].get("quantization"): fix["needs"] for fix in fixes}
+    assert needs["awq"] == "a checkpoint quantised with awq"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("Qwen/Qwen3-0.6B --dtype bfloat16 --hardware t4", "bfloat16 needs compute capability 8"),
+        ("Qwen/Qwen3-8B --quantization fp8 --hardware v100-sxm-32gb", "fp8 needs compute"),
+    ],
+)
+def test_what_a_device_has_no_kernels_for(words: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer_to(f"vllm serve {words}")
+
+
+def test_a_log_of_another_model_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "boot.log"
+    path.write_text(LOG)
+    answer = answer_to("vllm serve Qwen/Qwen3-8B --hardware h100", boot_log=path)
+    assert "the log is of meta-llama/Llama-3.1-8B" in answer["notes"]
 
 
 def test_a_log_stands_beside_the_prediction(tmp_path: Path) -> None:
