@@ -106,6 +106,7 @@ class Kernels:
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
     all_reduce : by ranks: seconds of a message in bytes
     small_kernel_s : of a norm, a rotation, an activation, whatever the size
+    scale : on every time, to see what an error of so much would do
     """
 
     label: str
@@ -114,6 +115,7 @@ class Kernels:
     decode: Mapping[int, Grid] = field(default_factory=dict)
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
     small_kernel_s: float = SMALL_KERNEL_S
+    scale: float = 1.0
 
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
@@ -122,8 +124,14 @@ class Kernels:
             for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
-        digest.update(repr((sorted(self.all_reduce.items()), self.small_kernel_s)).encode())
+        rest = (sorted(self.all_reduce.items()), self.small_kernel_s, self.scale)
+        digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
+
+    def all_reduce_s(self, ranks: int, message_bytes: float) -> float | None:
+        """Seconds to sum a message; None for ranks that were not measured."""
+        curve = self.all_reduce.get(ranks)
+        return None if curve is None else self.scale * curve.at(message_bytes)
 
     def gemm_lines(
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
@@ -140,7 +148,8 @@ class Kernels:
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         cold = float(grid.factor(grid.axes[0][0], wide, deep)[0])
-        return through(m, np.maximum(seconds, n * k * weight_bits / 8 / bandwidth * cold))
+        least = n * k * weight_bits / 8 / bandwidth * cold
+        return through(m, self.scale * np.maximum(seconds, least))
 
     def decode_lines(
         self,
@@ -166,7 +175,7 @@ class Kernels:
         many = min(grid.axes[0][-1], COLD_SEQUENCES)
         cold = float(grid.factor(many, long, heads, group)[0])
         read_s = sequences * context * token_bytes / bandwidth
-        return through(context * sequences, np.maximum(form * factor, read_s * cold))
+        return through(context * sequences, self.scale * np.maximum(form * factor, read_s * cold))
 
     def prefill_lines(
         self,
@@ -186,7 +195,7 @@ class Kernels:
         new = between(grid.axes[1])
         pairs = new * (new + 1) / 2
         form = prefill_form_s(pairs, pair_flops, hardware.peak_flops_per_s())
-        return through(pairs, form * grid.factor(new, float(heads), group))
+        return through(pairs, self.scale * form * grid.factor(new, float(heads), group))
 
 
 #: Kernels are timed over and over on the same tensors, so small ones read from the L2 cache (50 to

@@ -106,7 +106,8 @@ class Roofline:
             # Measured kernels have their launch in them; the small ones beside are counted.
             unmeasured = sum(matrix.layers for _, matrix, lines in self._matrices if lines is None)
             self._launch_s = unmeasured * efficiency.launch_s
-            self._small_s = model.num_layers * SMALL_KERNELS * measured.small_kernel_s
+            small_s = measured.scale * measured.small_kernel_s
+            self._small_s = model.num_layers * SMALL_KERNELS * small_s
         eager_s = 0.0 if cuda_graph_sizes else kernels(model) * efficiency.eager_launch_s
         # What the device must wait out, and what comes on top of it.
         self._floor_s = host_s + eager_s
@@ -177,14 +178,13 @@ class Roofline:
 
     def _communication_s(self, tokens: int) -> float:
         """All-reduces and hand-overs, the former measured where they were."""
-        ranks = self.parallel.tensor
-        curve = self._measured.all_reduce.get(ranks) if self._measured else None
-        parallel = self.parallel if curve is None else Parallelism(1, self.parallel.pipeline)
+        message = tokens * self.model.hidden_size * self.model.dtype_bytes
+        ranks, reduce_s = self.parallel.tensor, None
+        if self._measured is not None:
+            reduce_s = self._measured.all_reduce_s(ranks, message)
+        parallel = self.parallel if reduce_s is None else Parallelism(1, self.parallel.pipeline)
         seconds = communication_s(self.model, self.hardware, parallel, self.efficiency, tokens)
-        if curve is not None:
-            message = tokens * self.model.hidden_size * self.model.dtype_bytes
-            seconds += sublayers(self.model) * curve.at(message)
-        return seconds
+        return seconds + sublayers(self.model) * (reduce_s or 0.0)
 
     def decode(self, decodes: int) -> "RooflineDecode":
         """Cost of steps in which `decodes` sequences decode one token each."""

@@ -242,6 +242,29 @@ def calibrate(
         _print(render_profile(facts))
 
 
+@app.command()
+def validate(
+    cases: Annotated[
+        list[Path], typer.Argument(help="YAML files: scenario, and what was measured of it.")
+    ],
+    profile: Annotated[
+        str | None, typer.Option(help="Measured kernels for all cases: a name or a file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the rows on stdout.")] = False,
+) -> None:
+    """Hold predictions against measured runs, metric by metric."""
+    from servecast.reports.files import to_json
+    from servecast.reports.validation_console import render_validation
+    from servecast.scenarios.validate import load_case
+    from servecast.scenarios.validate import validate as held
+
+    answer = held([load_case(case) for case in cases], profile)
+    if json:
+        typer.echo(to_json(answer["rows"]), nl=False)
+    else:
+        _print(render_validation(answer))
+
+
 def _own_number(own: Mapping[str, str], name: str, default: float) -> float:
     """An option that stood after `--`, among vLLM's flags."""
     text = own.get(name.replace("-", "_"))

@@ -1,0 +1,123 @@
+"""Write recorded serving runs as cases for `servecast validate`.
+
+    python benchmarks/cases.py FOLDER [--path shared/validation]
+    servecast validate FOLDER/*.case.yaml --profile h100-sxm
+
+From inference-sim/training (`vllm-h100/measured.csv`, folder default_args, commit ed5c1d2): ten
+stages of vLLM on H100 SXM under a constant rate. Its client counts two gaps a token, so the time
+between tokens is (E2E - TTFT) / (output tokens - 1); prompts are ten in each of ten groups, drawn
+again and again; overloaded runs are left out. From casys-kaist/LLMServingSim (commit 5daddb21): two
+overloaded runs with vLLM's own time stamps of 300 requests.
+"""
+
+import argparse
+import csv
+import os
+import sys
+from pathlib import Path
+
+DEFAULT = Path(__file__).parents[2] / "shared" / "validation"
+
+#: Of a stage, so many seconds are simulated: the load is steady.
+SECONDS = 300
+
+STAGE = """name: {name}
+model: {model}
+hardware: h100-sxm
+engine:
+  tensor_parallel_size: {tensor_parallel}
+  max_num_seqs: {max_num_seqs}
+  max_num_batched_tokens: {max_num_batched_tokens}
+  max_model_len: {max_model_len}
+  gpu_memory_utilization: 0.9
+  vllm_version: 0.15.0
+workload:
+  arrivals: {{kind: constant, rate_per_s: {stage_rate_per_s}, requests: {requests}}}
+  lengths: {{kind: fixed, input_tokens: {question}, output_tokens: {output_tokens_max}}}
+  prefixes: {{groups: 10, prefix_tokens: {system_prompt_tokens}, prompts_per_group: 10}}
+"""
+
+REPLAY = """name: {name}
+model: meta-llama/Llama-3.1-8B
+hardware: {hardware}
+profile: {profile}
+engine: {engine}
+workload:
+  arrivals: {{kind: trace, path: {requests}}}
+"""
+
+#: Folder, hardware, profile, and the flags that were recorded; the PRO 6000's pool was not.
+RUNS = (
+    (
+        "RTX4090-Llama-3.1-8B",
+        "rtx-4090",
+        "rtx-4090",
+        "{max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
+        "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}",
+    ),
+    (
+        "RTXPRO6000-Llama-3.1-8B",
+        "rtx-pro-6000",
+        "rtx-pro-6000-llmservingsim",
+        "{max_num_seqs: 128, max_num_batched_tokens: 2048, gpu_memory_utilization: 0.9}",
+    ),
+)
+
+
+def write(folder: Path, name: str, scenario: str, case: str) -> None:
+    (folder / f"{name}.yaml").write_text(scenario)
+    (folder / f"{name}.case.yaml").write_text(f"scenario: {name}.yaml\n{case}")
+
+
+def stages(source: Path, folder: Path) -> None:
+    with (source / "measured.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        if int(row["stage"]) < 0 or "reasoning" in row["experiment"]:
+            continue
+        rate = float(row["stage_rate_per_s"])
+        name = f"{row['experiment'].split('-', 2)[2]}-{rate:g}"
+        facts = dict(row) | {
+            "name": name,
+            "model": os.path.relpath(
+                source / f"{row['model'].rpartition('/')[2]}.config.json", folder
+            ),
+            "stage_rate_per_s": f"{rate:g}",
+            "requests": str(round(rate * SECONDS)),
+            "question": str(
+                round(float(row["prompt_len_mean"])) - int(row["system_prompt_tokens"])
+            ),
+        }
+        ttft_s, e2e_s = float(row["ttft_s_mean"]), float(row["e2e_s_mean"])
+        tpot_s = (e2e_s - ttft_s) / (int(row["output_tokens_max"]) - 1)
+        case = (
+            f"client: true\nmeasured:\n  ttft_s: {{mean: {ttft_s}}}\n"
+            f"  tpot_s: {{mean: {tpot_s}}}\n"
+            f"  e2e_s: {{mean: {e2e_s}, p99: {float(row['e2e_s_p99'])}}}\n"
+        )
+        write(folder, name, STAGE.format(**facts), case)
+
+
+def replays(source: Path, folder: Path) -> None:
+    for name, hardware, profile, engine in RUNS:
+        requests = os.path.relpath(source / name / "vllm" / "requests.jsonl", folder)
+        text = REPLAY.format(
+            name=name, hardware=hardware, profile=profile, engine=engine, requests=requests
+        )
+        write(folder, name, text, f"measured: {{requests: {requests}}}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path, help="where the cases go")
+    parser.add_argument("--path", type=Path, default=DEFAULT, help="folder of the measured runs")
+    arguments = parser.parse_args()
+    if not arguments.path.is_dir():
+        sys.exit(f"cases: {arguments.path}: not there")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    stages(arguments.path / "vllm-h100", arguments.folder)
+    replays(arguments.path / "llmservingsim", arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

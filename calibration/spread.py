@@ -1,0 +1,55 @@
+"""How sure a step's time is, from the errors of its kernels on shapes that no fit saw."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from servecast.calibration.fit import PROBABILITIES
+from servecast.calibration.store import KernelProfile
+from servecast.costmodels.memory import Z90
+from servecast.costmodels.operators import compute_type
+from servecast.costmodels.specs import ModelSpec
+from servecast.costmodels.weights import layer_matrices, weight_bits
+
+#: Parts of a step that a family prices, where it does.
+ATTENTION = {"attention_prefill_s": "prefill", "attention_decode_s": "decode"}
+
+
+def step_spread(
+    profile: KernelProfile,
+    model: ModelSpec,
+    tensor: int,
+    kv_bits: float,
+    parts_s: Mapping[str, float],
+) -> float:
+    """Half of the 90 % interval of the logarithm of a step's time.
+
+    A kernel's error is the same in every layer and step, and independent of the other kernels'.
+    `parts_s` are seconds of a run by part; what was not measured is taken as exact.
+    """
+    total = sum(parts_s.values())
+    if not total:
+        return 0.0
+    variance = 0.0
+    sizes = {
+        index: (matrix.layers * matrix.n * matrix.k * weight_bits(model, matrix.group), matrix)
+        for index, matrix in enumerate(layer_matrices(model, tensor))
+        if matrix.copies == 1
+    }
+    whole = sum(size for size, _ in sizes.values())
+    for size, matrix in sizes.values():
+        sigma = _sigma(profile, f"gemm {compute_type(model, matrix.group)}")
+        variance += (parts_s.get("gemm_s", 0.0) / total * size / whole * sigma) ** 2
+    for part, kind in ATTENTION.items():
+        sigma = _sigma(profile, f"{kind} {round(kv_bits)}")
+        variance += (parts_s.get(part, 0.0) / total * sigma) ** 2
+    return Z90 * float(np.sqrt(variance))
+
+
+def _sigma(profile: KernelProfile, family: str) -> float:
+    """Standard deviation of a family's log errors, by their central 90 %; 0 if not measured."""
+    found = profile.families.get(family)
+    if found is None or not found.residuals:
+        return 0.0
+    low, high = np.interp([5.0, 95.0], PROBABILITIES, found.residuals)
+    return float(high - low) / (2 * Z90)

@@ -1,0 +1,207 @@
+"""`servecast validate`: predictions held against measured runs, metric by metric.
+
+A case is a YAML file: `scenario` (a file beside it), `measured`, and `client: true` where the
+latencies were taken at a client. `measured` holds either `requests`, a file of vLLM's own time
+stamps, or metrics (`ttft_s`, `tpot_s`, `e2e_s`) with their `mean`, `p50`, `p95` or `p99`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servecast.calibration.measured import CLIENT_PATH_S, Latencies, read_requests
+from servecast.calibration.profile import GENERIC
+from servecast.calibration.spread import step_spread
+from servecast.calibration.store import load_profile
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.shape import NS_PER_S, PARTS
+from servecast.scenarios.build import beside, build, set_up
+from servecast.scenarios.load import LoadedScenario, load_scenario
+from servecast.scenarios.measured import measured
+from servecast.scenarios.run import fleet_of
+from servecast.scenarios.workload import build_requests
+from servecast.scenarios.yamlfile import parse
+from servecast.sim.trace import COMPLETED, Trace
+
+METRICS = ("ttft_s", "tpot_s", "e2e_s")
+STATS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+
+#: Of a file of time stamps these are compared.
+OF_REQUESTS = ("mean", "p50", "p99")
+
+MAX_BYTES = 1_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario, and what was measured of it.
+
+    Attributes
+    ----------
+    values : (metric, statistic) to seconds
+    client : latencies include a client's path to the engine
+    """
+
+    name: str
+    loaded: LoadedScenario
+    values: Mapping[tuple[str, str], float]
+    client: bool = False
+
+
+def load_case(path: Path) -> Case:
+    """Read a case and its scenario; raises InputError for whatever is wrong in either."""
+    document = parse(_read(path), lambda line: f"{path}:{line}")
+    data = document.value
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected scenario and measured")
+    unknown = sorted(set(data) - {"scenario", "measured", "client"})
+    if unknown:
+        raise InputError(f"{path}: {unknown[0]}: unknown key (known: scenario, measured, client)")
+    if not isinstance(data.get("scenario"), str):
+        raise InputError(f"{path}: scenario: expected a file")
+    if not isinstance(data.get("client", False), bool):
+        raise InputError(f"{path}: client: expected true or false")
+    values = _values(data.get("measured"), path)
+    loaded = load_scenario(path.parent / data["scenario"])
+    return Case(path.stem.removesuffix(".case"), loaded, values, data.get("client", False))
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
+        return path.read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(f"{path}: cannot be read: {reason}") from None
+
+
+def _values(block: Any, path: Path) -> dict[tuple[str, str], float]:
+    if not isinstance(block, dict) or not block:
+        raise InputError(f"{path}: measured: expected requests, or metrics")
+    if "requests" in block:
+        if len(block) > 1 or not isinstance(block["requests"], str):
+            raise InputError(f"{path}: measured.requests: expected a file, and no metrics beside")
+        latencies = read_requests(path.parent / block["requests"])
+        return {(m, s): _stat(latencies, m, s) for m in METRICS for s in OF_REQUESTS}
+    found: dict[tuple[str, str], float] = {}
+    for metric, stats in block.items():
+        if metric not in METRICS or not isinstance(stats, dict):
+            raise InputError(
+                f"{path}: measured.{metric}: expected one of {', '.join(METRICS)}, with statistics"
+            )
+        for stat, value in stats.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if stat not in STATS or not number or not 0 < value < math.inf:
+                raise InputError(
+                    f"{path}: measured.{metric}.{stat}: expected {', '.join(STATS)}, with seconds "
+                    "above 0"
+                )
+            found[metric, stat] = float(value)
+    return found
+
+
+def validate(cases: Sequence[Case], profile: str | None = None) -> dict[str, Any]:
+    """Predict every case.
+
+    Parameters
+    ----------
+    profile : kernels for all of them, in place of the scenarios' own
+
+    Returns `{rows, metrics, inside}`: a row for each measured value, medians and worst by
+    metric and statistic, and the share of intervals that hold what was measured. Intervals come
+    from the errors of the profile's kernels; without a profile there are none.
+    """
+    rows = [row for case in cases for row in _rows(case, profile)]
+    metrics = {}
+    for name in dict.fromkeys(row["metric"] for row in rows):
+        off = [abs(row["error"]) for row in rows if row["metric"] == name]
+        metrics[name] = {
+            "values": len(off),
+            "median_error": float(np.median(off)),
+            "worst_error": max(off),
+        }
+    held = [row["inside"] for row in rows if row["inside"] is not None]
+    return {
+        "rows": rows,
+        "metrics": metrics,
+        "inside": sum(held) / len(held) if held else None,
+    }
+
+
+def _rows(case: Case, profile: str | None) -> list[Row]:
+    name = profile or case.loaded.scenario.profile
+    predicted, trace = _predict(case, name)
+    bounds: list[Latencies] = []
+    if name is not None:
+        spread = _spread(case, name, trace)
+        bounds = [_predict(case, name, math.exp(sign * spread))[0] for sign in (-1, 1)]
+    rows = []
+    for (metric, stat), value in case.values.items():
+        ours = _stat(predicted, metric, stat)
+        ends = sorted(_stat(bound, metric, stat) for bound in bounds)
+        rows.append(
+            {
+                "case": case.name,
+                "metric": f"{metric} {stat}",
+                "measured": value,
+                "predicted": ours,
+                "error": ours / value - 1,
+                "lo": ends[0] if ends else None,
+                "hi": ends[-1] if ends else None,
+                "inside": ends[0] <= value <= ends[-1] if ends else None,
+            }
+        )
+    return rows
+
+
+def _predict(case: Case, name: str | None, scale: float = 1.0) -> tuple[Latencies, Trace]:
+    """Latencies as the case has them, with every kernel's time multiplied by `scale`."""
+    loaded, profile = case.loaded, GENERIC
+    if name is not None:
+        setup = set_up(loaded)
+        own = beside(name, loaded.path)
+        profile = measured(GENERIC, own, setup.model, setup.hardware, setup.memory.kv)
+        if profile.kernels is not None:
+            profile = replace(profile, kernels=replace(profile.kernels, scale=scale))
+        # The profile is chosen here; the scenario's own would be read again.
+        scenario = loaded.scenario.model_copy(update={"profile": None})
+        loaded = replace(loaded, scenario=scenario)
+    deployment = build(loaded, profile)
+    table = build_requests(loaded.scenario, loaded.path.parent, loaded.scenario.seed, _quiet)
+    trace = deployment.simulate(table, fleet=fleet_of(loaded.scenario)).trace
+    rows = trace.requests
+    done = rows["status"] == COMPLETED
+    if not done.any():
+        raise InputError(f"{loaded.path}: no request completes")
+    sent, first, last = (
+        rows[f"{column}_ns"][done] / NS_PER_S for column in ("arrival", "first_token", "finish")
+    )
+    path_s = CLIENT_PATH_S if case.client else 0.0
+    outputs = rows["output_tokens"][done].astype(np.float64)
+    return Latencies.from_times(sent, first + path_s, last + path_s, outputs), trace
+
+
+def _spread(case: Case, name: str, trace: Trace) -> float:
+    setup = set_up(case.loaded)
+    parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
+    profile = load_profile(beside(name, case.loaded.path))
+    return step_spread(profile, setup.model, setup.memory.tensor, setup.memory.kv.bits, parts_s)
+
+
+def _stat(latencies: Latencies, metric: str, stat: str) -> float:
+    values = getattr(latencies, metric)
+    percentile = STATS[stat]
+    if not len(values):
+        raise InputError(f"{metric}: no request has a second token")
+    return float(values.mean() if percentile is None else np.percentile(values, percentile))
+
+
+def _quiet(line: str) -> None:
+    """Notes on a load are those of `servecast run`."""

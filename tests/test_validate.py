@@ -1,0 +1,182 @@
+"""Predictions beside measured runs: cases, intervals, and what the shared runs give."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from servecast.calibration.fit import PROBABILITIES
+from servecast.calibration.spread import step_spread
+from servecast.calibration.store import KernelProfile, load_profile
+from servecast.costmodels.catalogue import load_model
+from servecast.costmodels.errors import InputError
+from servecast.scenarios.cli import app
+from servecast.scenarios.validate import load_case, validate
+
+SHARED = Path(__file__).parents[1].parent / "shared/validation/llmservingsim"
+
+SCENARIO = """
+name: small
+model: meta-llama/Llama-3.1-8B
+hardware: h100-sxm
+engine: {max_model_len: 8192}
+workload:
+  arrivals: {kind: poisson, rate_per_s: 4, requests: 60}
+  lengths: {kind: fixed, input_tokens: 400, output_tokens: 50}
+"""
+
+CASE = """
+scenario: s.yaml
+measured:
+  ttft_s: {mean: 0.02, p95: 0.03}
+  e2e_s: {p50: 0.4}
+"""
+
+
+def case(folder: Path, text: str = CASE) -> Path:
+    (folder / "s.yaml").write_text(SCENARIO)
+    path = folder / "mine.case.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_measured_value_is_predicted_with_an_interval(tmp_path: Path) -> None:
+    answer = validate([load_case(case(tmp_path))], "h100-sxm")
+    rows = answer["rows"]
+    assert [row["metric"] for row in rows] == ["ttft_s mean", "ttft_s p95", "e2e_s p50"]
+    for row in rows:
+        assert row["case"] == "mine"
+        assert row["lo"] <= row["predicted"] <= row["hi"]
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+        assert row["inside"] == (row["lo"] <= row["measured"] <= row["hi"])
+    assert answer["inside"] == sum(row["inside"] for row in rows) / 3
+    assert answer["metrics"]["ttft_s mean"]["values"] == 1
+
+
+def test_without_a_profile_there_is_no_interval(tmp_path: Path) -> None:
+    answer = validate([load_case(case(tmp_path))])
+    assert answer["inside"] is None
+    assert all(row["lo"] is None and row["hi"] is None for row in answer["rows"])
+
+
+def test_a_client_sees_its_own_path_too(tmp_path: Path) -> None:
+    engine = validate([load_case(case(tmp_path))], "h100-sxm")["rows"][0]
+    client = validate([load_case(case(tmp_path, f"client: true\n{CASE}"))], "h100-sxm")["rows"][0]
+    assert client["predicted"] == pytest.approx(engine["predicted"] + 4.9e-3)
+
+
+def test_a_prediction_is_held_against_itself(tmp_path: Path) -> None:
+    """What is predicted, given as measured, has no error; slower kernels, one of their size."""
+    first = validate([load_case(case(tmp_path))], "h100-sxm")["rows"]
+    values = {row["metric"]: row["predicted"] for row in first}
+    text = f"scenario: s.yaml\nmeasured: {{e2e_s: {{p50: {values['e2e_s p50']!r}}}}}\n"
+    row = validate([load_case(case(tmp_path, text))], "h100-sxm")["rows"][0]
+    assert row["error"] == 0.0 and row["inside"]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = str(case(tmp_path))
+    words = ["validate", path, "--profile", "h100-sxm"]
+    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    rows = json.loads(result.stdout)
+    assert {"case", "metric", "measured", "predicted", "error", "lo", "hi"} <= set(rows[0])
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    assert "inside the 90 % interval" in shown and "ttft p95" in shown
+    bare = CliRunner().invoke(app, ["validate", path], catch_exceptions=False).stdout
+    assert "No intervals" in bare
+
+
+# --- how wide
+
+
+def with_errors(sigma: float) -> KernelProfile:
+    """The H100 profile, its residuals normal with a standard deviation."""
+    profile = load_profile("h100-sxm")
+    normal = NormalDist(0.0, sigma)
+    residuals = tuple(normal.inv_cdf(percent / 100) for percent in PROBABILITIES)
+    families = {k: replace(f, residuals=residuals) for k, f in profile.families.items()}
+    return replace(profile, families=families)
+
+
+def test_the_width_is_that_of_independent_kernels() -> None:
+    model = load_model("Llama-3.1-8B")
+    attention = {"attention_decode_s": 1.0}
+    alone = step_spread(with_errors(0.1), model, 1, 16, attention)
+    assert alone == pytest.approx(1.645 * 0.1, rel=0.05)
+    matrices = step_spread(with_errors(0.1), model, 1, 16, {"gemm_s": 1.0})
+    assert alone / 2 < matrices < alone  # four matrices, of which the largest is a half
+    both = step_spread(with_errors(0.1), model, 1, 16, {"gemm_s": 1.0, "attention_decode_s": 1.0})
+    assert both == pytest.approx(math.hypot(alone, matrices) / 2)
+    assert step_spread(with_errors(0.2), model, 1, 16, attention) == pytest.approx(2 * alone)
+
+
+def test_what_was_not_measured_has_no_width() -> None:
+    model = load_model("Llama-3.1-8B")
+    assert step_spread(with_errors(0.1), model, 1, 4, {"attention_decode_s": 1.0}) == 0.0
+    assert step_spread(with_errors(0.1), model, 1, 16, {}) == 0.0
+
+
+# --- bad cases
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "expected scenario and measured"),
+        ("scenario: s.yaml\n", "measured: expected requests, or metrics"),
+        ("scenario: 3\nmeasured: {}\n", "scenario: expected a file"),
+        ("a: 1\n", "a: unknown key"),
+        (f"client: yes please\n{CASE}", "client: expected true or false"),
+        ("scenario: s.yaml\nmeasured: {itl_s: {mean: 1}}\n", "measured.itl_s: expected one of"),
+        ("scenario: s.yaml\nmeasured: {ttft_s: {mean: 0}}\n", "measured.ttft_s.mean: expected"),
+        ("scenario: s.yaml\nmeasured: {ttft_s: {mean: .nan}}\n", "expected mean, p50"),
+        ("scenario: s.yaml\nmeasured: {ttft_s: {p42: 1.0}}\n", "measured.ttft_s.p42: expected"),
+        ("scenario: s.yaml\nmeasured: {requests: none.jsonl}\n", "none.jsonl: cannot be read"),
+        ("scenario: s.yaml\nmeasured: {requests: a, e2e_s: 1}\n", "no metrics beside"),
+        ("scenario: none.yaml\nmeasured: {ttft_s: {mean: 1}}\n", "none.yaml: cannot be read"),
+        ("scenario: [\n", "mine.case.yaml"),
+    ],
+)
+def test_what_is_no_case(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_case(case(tmp_path, text))
+    with pytest.raises(InputError, match="cannot be read"):
+        load_case(tmp_path / "none.yaml")
+
+
+@given(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("utf-8", "replace"))))
+def test_any_case_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("c") / "c.yaml"
+    path.write_bytes(text.encode("utf-8", "replace"))
+    try:
+        load_case(path)
+    except InputError as error:
+        assert str(path) in str(error)
+
+
+# --- the shared runs, blind
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="shared measured runs not here")
+def test_the_rtx_4090_run_is_predicted_from_kernels_of_the_same_card(tmp_path: Path) -> None:
+    requests = SHARED / "RTX4090-Llama-3.1-8B/vllm/requests.jsonl"
+    (tmp_path / "s.yaml").write_text(
+        "name: replay\nmodel: meta-llama/Llama-3.1-8B\nhardware: rtx-4090\nprofile: rtx-4090\n"
+        "engine: {max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
+        "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}\n"
+        f"workload: {{arrivals: {{kind: trace, path: {requests}}}}}\n"
+    )
+    path = tmp_path / "c.yaml"
+    path.write_text(f"scenario: s.yaml\nmeasured: {{requests: {requests}}}\n")
+    answer: dict[str, Any] = validate([load_case(path)])
+    worst = {row["metric"]: abs(row["error"]) for row in answer["rows"]}
+    assert max(worst[f"tpot_s {stat}"] for stat in ("mean", "p50", "p99")) < 0.02
+    assert max(worst[f"ttft_s {stat}"] for stat in ("mean", "p50", "p99")) < 0.08
+    assert answer["inside"] >= 0.85
