@@ -7,16 +7,25 @@ From inference-sim/training (`vllm-h100/measured.csv`, folder default_args, comm
 stages of vLLM on H100 SXM under a constant rate. Its client counts two gaps a token, so the time
 between tokens is (E2E - TTFT) / (output tokens - 1); prompts are ten in each of ten groups, drawn
 again and again; overloaded runs are left out. From casys-kaist/LLMServingSim (commit 5daddb21): two
-overloaded runs with vLLM's own time stamps of 300 requests.
+overloaded runs with vLLM's own time stamps of 300 requests. From ai-dynamo/aiconfigurator's
+silicon_sample.csv (`inferencex/measured.csv`): 138 closed loops of vLLM on H100 SXM. Their statistic
+is not stated (taken as the median), nor the flags of the gap-analysis rows (defaults, prompts that
+share nothing), nor their precision where it is blank (16 bits). Those of the 70B rows are read from
+InferenceX's repository: fp8 KV, no prefix caching, as many max-num-seqs as clients, lengths within
+20 % below.
 """
 
 import argparse
 import csv
+import json
 import os
 import sys
 from pathlib import Path
 
 DEFAULT = Path(__file__).parents[2] / "shared" / "validation"
+
+#: Requests of a closed loop: ten a client, up to so many.
+MOST_REQUESTS = 640
 
 #: Of a stage, so many seconds are simulated: the load is steady.
 SECONDS = 300
@@ -44,6 +53,15 @@ profile: {profile}
 engine: {engine}
 workload:
   arrivals: {{kind: trace, path: {requests}}}
+"""
+
+LOOP = """name: {name}
+model: {model}
+hardware: h100-sxm
+engine: {engine}
+workload:
+  arrivals: {{kind: closed_loop, concurrency: {concurrency}, requests: {requests}}}
+  lengths: {lengths}
 """
 
 #: Folder, hardware, profile, and the flags that were recorded; the PRO 6000's pool was not.
@@ -98,6 +116,53 @@ def stages(source: Path, folder: Path) -> None:
         write(folder, name, STAGE.format(**facts), case)
 
 
+def loops(source: Path, folder: Path) -> None:
+    with (source / "measured.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        isl, osl, clients = int(row["isl"]), int(row["osl"]), int(row["concurrency"])
+        swept = row["origin"] == "inferencex_sweep"
+        engine: dict[str, object] = {
+            "tensor_parallel_size": int(row["tp"]),
+            "gpu_memory_utilization": 0.9,
+            "enable_prefix_caching": False,
+            "vllm_version": row["backend_version"] or "0.11.0",
+        }
+        if row["gemm_quant"]:
+            engine["quantization"] = row["gemm_quant"]
+        if swept:
+            engine |= {
+                "kv_cache_dtype": "fp8",
+                "max_num_seqs": clients,
+                "max_num_batched_tokens": 8192,
+                "async_scheduling": True,
+                "max_model_len": isl + osl + 200,
+            }
+            lengths = (
+                f"{{kind: uniform, input_tokens: {{min: {isl * 4 // 5}, max: {isl}}}, "
+                f"output_tokens: {{min: {osl * 4 // 5}, max: {osl}}}}}"
+            )
+        else:
+            lengths = f"{{kind: fixed, input_tokens: {isl}, output_tokens: {osl}}}"
+        kind = "sweep" if swept else "gap"
+        model = row["model"].rpartition("/")[2].lower()
+        name = f"{kind}-{number:03}-{model}-tp{row['tp']}-{isl}x{osl}-c{clients}"
+        text = LOOP.format(
+            name=name,
+            model=row["model"],
+            engine=json.dumps(engine),
+            concurrency=clients,
+            requests=max(2 * clients, min(10 * clients, MOST_REQUESTS)),
+            lengths=lengths,
+        )
+        ttft_s, tpot_s = float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3
+        case = (
+            "client: true\nmeasured:\n"
+            f"  ttft_s: {{p50: {ttft_s:.9g}}}\n  tpot_s: {{p50: {tpot_s:.9g}}}\n"
+        )
+        write(folder, name, text, case)
+
+
 def replays(source: Path, folder: Path) -> None:
     for name, hardware, profile, engine in RUNS:
         requests = os.path.relpath(source / name / "vllm" / "requests.jsonl", folder)
@@ -117,6 +182,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     stages(arguments.path / "vllm-h100", arguments.folder)
     replays(arguments.path / "llmservingsim", arguments.folder)
+    loops(arguments.path / "inferencex", arguments.folder)
 
 
 if __name__ == "__main__":
