@@ -8,7 +8,7 @@ stages of vLLM on H100 SXM under a constant rate. Its client counts two gaps a t
 between tokens is (E2E - TTFT) / (output tokens - 1); prompts are ten in each of ten groups, drawn
 again and again; overloaded runs are left out. From casys-kaist/LLMServingSim (commit 5daddb21): two
 overloaded runs with vLLM's own time stamps of 300 requests. From ai-dynamo/aiconfigurator's
-silicon_sample.csv (`inferencex/measured.csv`): 138 closed loops of vLLM on H100 SXM. Their statistic
+silicon_sample.csv (`inferencex/measured.csv`): 138 closed loops of vLLM on H100 SXM. The statistic
 is not stated (taken as the median), nor the flags of the gap-analysis rows (defaults, prompts that
 share nothing), nor their precision where it is blank (16 bits). Those of the 70B rows are read from
 InferenceX's repository: fp8 KV, no prefix caching, as many max-num-seqs as clients, lengths within

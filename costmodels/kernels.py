@@ -192,7 +192,7 @@ class Kernels:
         grid = self.prefill.get(round(kv_bits))
         if grid is None:
             return None
-        new = between(grid.axes[1])
+        new = between(grid.axes[0])
         pairs = new * (new + 1) / 2
         form = prefill_form_s(pairs, pair_flops, hardware.peak_flops_per_s())
         return through(pairs, self.scale * form * grid.factor(new, float(heads), group))

@@ -1,7 +1,7 @@
 """Predictions beside measured runs, on the terminal."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,26 +10,11 @@ from rich.text import Text
 
 def render_validation(answer: Mapping[str, Any]) -> RenderableType:
     """A row a measured value, then medians by metric and how many intervals hold."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "measured", "predicted", "error", "90 % interval", ""):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    before = None
-    for row in answer["rows"]:
-        if row["case"] != before:
-            table.add_row(Text(row["case"], "bold"))
-            before = row["case"]
-        unit, scale = ("ms", 1e3) if row["measured"] < 1 else ("s", 1.0)
-        low, high = row["lo"], row["hi"]
-        known = low is not None
-        table.add_row(
-            f"  {row['metric'].replace('_s ', ' ')}",
-            f"{scale * row['measured']:.4g} {unit}",
-            f"{scale * row['predicted']:.4g} {unit}",
-            f"{row['error']:+.1%}",
-            f"{scale * low:.4g} to {scale * high:.4g} {unit}" if known else "",
-            "" if not known or row["inside"] else Text("outside", "yellow"),
-        )
-    lines: list[RenderableType] = [table, Text("")]
+    lines: list[RenderableType] = []
+    for name in dict.fromkeys(row["case"] for row in answer["rows"]):
+        lines.append(Text(name, "bold"))
+        lines.append(_table(row for row in answer["rows"] if row["case"] == name))
+    lines.append(Text(""))
     for name, found in answer["metrics"].items():
         lines.append(
             Text(
@@ -42,3 +27,27 @@ def render_validation(answer: Mapping[str, Any]) -> RenderableType:
     else:
         lines.append(Text(f"inside the 90 % interval: {answer['inside']:.0%}"))
     return Group(*lines)
+
+
+#: Columns, and how wide they are, so that the tables of all cases stand under one another.
+COLUMNS = {"": 12, "measured": 10, "predicted": 10, "error": 8, "90 % interval": 20, " ": 7}
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    for title, width in COLUMNS.items():
+        justify: Literal["left", "right"] = "right" if title.strip() else "left"
+        table.add_column(title, justify=justify, no_wrap=True, min_width=width)
+    for row in rows:
+        unit, scale = ("ms", 1e3) if row["measured"] < 1 else ("s", 1.0)
+        low, high = row["lo"], row["hi"]
+        known = low is not None
+        table.add_row(
+            f"  {row['metric'].replace('_s ', ' ')}",
+            f"{scale * row['measured']:.4g} {unit}",
+            f"{scale * row['predicted']:.4g} {unit}",
+            f"{row['error']:+.1%}",
+            f"{scale * low:.4g} to {scale * high:.4g} {unit}" if known else "",
+            "" if not known or row["inside"] else Text("outside", "yellow"),
+        )
+    return table

@@ -177,6 +177,18 @@ def test_what_was_not_measured_is_priced_by_efficiencies() -> None:
     assert none.step(shape).attention_prefill_s == bare.step(shape).attention_prefill_s
 
 
+def test_a_deployment_s_lines_pass_through_what_was_measured() -> None:
+    """Rows of the tables of vLLM 0.24 on H100: seconds of one kernel."""
+    kernels = PROFILE.kernels()
+    prefill = kernels.prefill_lines(H100, 16, 32, 8.0, 4.0 * 32 * 128)
+    decode = kernels.decode_lines(H100, 16, 64, 8, 4.0, 2 * 8 * 128 * 2.0)
+    assert prefill is not None and decode is not None
+    for new, seconds in ((256, 17.6e-6), (1024, 34.6e-6), (4096, 266.0e-6), (8192, 888.5e-6)):
+        assert prefill.at(new * (new + 1) / 2) == pytest.approx(seconds, rel=0.1)
+    for context, seconds in ((512, 69.5e-6), (2048, 186.7e-6), (8192, 688.2e-6)):
+        assert decode.at(64 * context) == pytest.approx(seconds, rel=0.1)
+
+
 def test_more_kv_heads_than_were_measured_are_more_sequences() -> None:
     kernels = PROFILE.kernels()
     wide = kernels.decode_lines(H100, 16, 4, 32, 1.0, 32 * 512.0)
