@@ -333,7 +333,7 @@ class RooflineDecode:
     both round to the same nanosecond (`round` and `np.rint` take halves to even).
     """
 
-    __slots__ = ("_decodes", "_floor_ns", "_lines", "_roofline")
+    __slots__ = ("_bends", "_decodes", "_first", "_floor_ns", "_lines", "_roofline")
 
     def __init__(self, roofline: Roofline, decodes: int) -> None:
         empty = roofline.step(StepShape((), decodes, decodes, 0, decodes))
@@ -348,14 +348,18 @@ class RooflineDecode:
             tuple((fixed_s + (offset - first)) * NS_PER_S for offset in lines.offsets),
             tuple(slope * NS_PER_S for slope in lines.slopes),
         )
+        self._bends = bool(lines.ends)
+        self._first = self._lines.offsets[0], self._lines.slopes[0]
         self._floor_ns = roofline._floor_s * NS_PER_S
 
     def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps, the first of which reads `context_tokens`."""
-        lines, floor = self._lines, self._floor_ns
+        lines, floor, bent = self._lines, self._floor_ns, False
         last = context_tokens + (steps - 1) * self._decodes
-        fixed, rate = line = lines.line(context_tokens)
-        bent = lines.ends and line != lines.line(last)
+        fixed, rate = self._first
+        if self._bends:
+            fixed, rate = line = lines.line(context_tokens)
+            bent = line != lines.line(last)
         if steps > VECTOR_STEPS:
             context = np.arange(context_tokens, last + 1, self._decodes)
             ns = lines.at_all(context) if bent else fixed + rate * context
