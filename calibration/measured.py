@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.reading import read_bytes
 
 FloatArray = npt.NDArray[np.float64]
 
 #: A recorded request: when it was sent (wall clock), queued, answered and done (one other clock).
 KEYS = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts", "output_toks")
+
+MAX_BYTES = 500_000_000
 
 #: What the way from a client through HTTP and the tokenizer adds to a request, seconds: the gap of
 #: one stage of inference-sim/training (Llama-2-7B codegen at 5/s: 25.0 ms to the first token for
@@ -47,8 +50,8 @@ def read_requests(path: Path) -> Latencies:
     """
     rows: list[list[float]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bytes(path, MAX_BYTES).decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):
         try:

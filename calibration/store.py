@@ -15,6 +15,7 @@ import yaml
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve, Grid, Kernels
+from servecast.costmodels.reading import read_bytes
 
 HERE = Path(__file__).parent / "profiles"
 
@@ -107,14 +108,11 @@ def load_profile(name_or_path: str) -> KernelProfile:
         if name_or_path not in profile_names():
             known = ", ".join(profile_names())
             raise InputError(f"profile: {name_or_path!r} is not known; one of {known}, or a file")
+    content = read_bytes(path, MAX_BYTES)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
-        text = path.read_bytes().decode("utf-8")
+        text = content.decode("utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         return _profile(yaml.load(text, Loader=loader), path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a profile: {_short(error)}") from None
     except yaml.YAMLError as error:

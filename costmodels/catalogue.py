@@ -16,6 +16,7 @@ from typing import Any
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.hf_config import model_from_config
 from servecast.costmodels.quantization import with_quantization
+from servecast.costmodels.reading import read_bytes
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 
 GIB = 2**30
@@ -55,6 +56,9 @@ WHOLE = (
     "max_cudagraph_capture_size",
 )
 
+
+#: No config.json or device's file is larger.
+MAX_BYTES = 5_000_000
 
 #: What a checkpoint's folder holds.
 CONFIG = "config.json"
@@ -245,10 +249,9 @@ def _model_from_file(path: Path, changes: Mapping[str, Any]) -> ModelSpec:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    content = read_bytes(path, MAX_BYTES, words="")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        data = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -266,10 +269,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
     # The C loader reads the model list in a tenth of the time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = read_bytes(path, MAX_BYTES, words="")
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
+        data = yaml.load(content.decode("utf-8"), Loader=loader)
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):

@@ -1,6 +1,8 @@
 """Keys of a configuration, read with their kind checked: what is wrong is said in one line."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from servecast.costmodels.errors import InputError
@@ -9,6 +11,29 @@ Config = Mapping[str, Any]
 
 #: No count in a model is larger.
 MOST = 10**12
+
+
+def read_bytes(path: Path, most: int, words: str = "cannot be read: ") -> bytes:
+    """A file of at most `most` bytes; no more is read, whatever size it is said to have.
+
+    Raises InputError for one that cannot be read, in `words` before the reason, or is larger.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(most + 1) if size <= most else b""
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: {words}{reason}") from None
+    size = max(size, len(content))
+    if size > most:
+        raise InputError(f"{path}: {size} bytes is too large, at most {most} are read")
+    return content
+
+
+def read_lenient(path: Path, most: int) -> str:
+    """Text of such a file; what is not UTF-8 in it becomes a mark."""
+    return read_bytes(path, most).decode("utf-8", errors="replace")
 
 
 def whole(config: Config, *keys: str, default: int | None = None, low: int = 1) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_layout import CONCURRENCY_TOKENS_SINCE, KvLayout
 from servecast.costmodels.memory import GIB, EngineMemory
+from servecast.costmodels.reading import read_lenient
 from servecast.costmodels.versions import LATEST, OLDEST, Version, parse_version
 
 MAX_BYTES = 200_000_000
@@ -115,14 +116,7 @@ def read_boot_log(path: Path) -> BootLog:
 
     Raises InputError for a file that cannot be read, is too large, or says nothing about memory.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {reason}") from None
-    log = parse_boot_log(text)
+    log = parse_boot_log(read_lenient(path, MAX_BYTES))
     if not log.says_something:
         raise InputError(f"{path}: no line of a vLLM start-up that states memory")
     return log

@@ -5,7 +5,6 @@ An error names the place (file and line, or the override), the key in full and t
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.reading import read_bytes
 from servecast.scenarios.schema import Engine, Scenario
 from servecast.scenarios.yamlfile import MAX_DEPTH, Document, KeyPath, dotted, one_line, parse
 
@@ -70,7 +70,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> LoadedScen
     InputError : in one line that names place, key and value
     """
     path = Path(path)
-    content = _read(path)
+    content = read_bytes(path, MAX_BYTES)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -110,20 +110,6 @@ def to_json_schema() -> dict[str, Any]:
     """The JSON schema of a scenario, for editors."""
     schema = Scenario.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(MAX_BYTES + 1) if size <= MAX_BYTES else b""
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {reason}") from None
-    size = max(size, len(content))
-    if size > MAX_BYTES:
-        raise InputError(f"{path}: {size} bytes is too large, at most {MAX_BYTES} are read")
-    return content
 
 
 def _override(document: Document, override: str) -> Document:

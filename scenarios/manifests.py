@@ -8,6 +8,7 @@ from typing import Any
 
 from servecast.costmodels.catalogue import catalogue_name, hardware_names
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.reading import read_lenient
 from servecast.scenarios.serve import (
     IMAGE,
     VARIABLE,
@@ -66,7 +67,7 @@ def line_of_file(path: Path, service: str | None = None) -> ServeLine:
 
     Raises InputError for a file without such a command, or with several and no `service`.
     """
-    text = _read(path)
+    text = read_lenient(path, MAX_BYTES)
     documents = list(_documents(text, str(path)))
     beside = _dotenv(path.parent / ".env")
     commands = [command for document in documents for command in _commands(document, beside)]
@@ -106,16 +107,6 @@ def _line_of_config(text: str, path: Path) -> ServeLine:
     return parse_line([str(given["model"]), "--config", path.name], path.parent)
 
 
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
-        return path.read_bytes().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: cannot be read: {reason}") from None
-
-
 def _documents(text: str, where: str) -> Iterator[Any]:
     """The documents of a YAML stream, each through the strict reader."""
     first = 0
@@ -130,7 +121,8 @@ def _dotenv(path: Path) -> dict[str, str]:
     """The variables that compose fills in from beside its file, if it has any there."""
     if not path.is_file():
         return {}
-    lines = (line.strip().removeprefix("export ") for line in _read(path).splitlines())
+    text = read_lenient(path, MAX_BYTES)
+    lines = (line.strip().removeprefix("export ") for line in text.splitlines())
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.quantization import is_known
+from servecast.costmodels.reading import read_lenient
 from servecast.costmodels.versions import LATEST, parse_version
 from servecast.scenarios import flags
 from servecast.scenarios.load import engine_problem
@@ -312,12 +313,9 @@ def _deeper(old: Any, inside: str, value: Any) -> Any:
 def _config_file(path: Path) -> dict[str, Any]:
     """The flags of a `--config` file, by name."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(f"{path}: more than {MAX_CONFIG_BYTES} bytes are not read")
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"--config {path}: cannot be read: {reason}") from None
+        text = read_lenient(path, MAX_CONFIG_BYTES)
+    except InputError as error:
+        raise InputError(f"--config {error}") from None
     return flags_of_config(text, str(path))
 
 

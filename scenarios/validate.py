@@ -18,6 +18,7 @@ from servecast.calibration.profile import GENERIC
 from servecast.calibration.spread import step_spread
 from servecast.calibration.store import load_profile
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.reading import read_bytes
 from servecast.costmodels.shape import NS_PER_S, PARTS
 from servecast.scenarios.build import beside, build, set_up
 from servecast.scenarios.load import LoadedScenario, load_scenario
@@ -56,8 +57,11 @@ class Case:
 
 def load_case(path: Path) -> Case:
     """Read a case and its scenario; raises InputError for whatever is wrong in either."""
-    document = parse(_read(path), lambda line: f"{path}:{line}")
-    data = document.value
+    try:
+        text = read_bytes(path, MAX_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
+    data = parse(text, lambda line: f"{path}:{line}").value
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected scenario and measured")
     unknown = sorted(set(data) - {"scenario", "measured", "client"})
@@ -70,16 +74,6 @@ def load_case(path: Path) -> Case:
     values = _values(data.get("measured"), path)
     loaded = load_scenario(path.parent / data["scenario"])
     return Case(path.stem.removesuffix(".case"), loaded, values, data.get("client", False))
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: more than {MAX_BYTES} bytes are not read")
-        return path.read_bytes().decode("utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}") from None
 
 
 def _values(block: Any, path: Path) -> dict[tuple[str, str], float]:

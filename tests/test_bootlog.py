@@ -218,6 +218,13 @@ def test_files_that_say_nothing(tmp_path: Path) -> None:
         read_boot_log(tmp_path)
 
 
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever size a file claims (a device says 0), no more than the limit is read."""
+    monkeypatch.setattr("servecast.scenarios.bootlog.MAX_BYTES", 1000)
+    with pytest.raises(InputError, match="/dev/zero: 1001 bytes is too large, at most 1000"):
+        read_boot_log(Path("/dev/zero"))
+
+
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_log_or_refused(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes
