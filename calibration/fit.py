@@ -1,12 +1,12 @@
 """Rows of measured kernels to grids, and how far the grids are from shapes left out.
 
-Rows of one shape are taken by their median. A grid holds the median correction of a shape's
-row at each coordinate; coordinates that were measured for some shapes only are filled along the
-axis that varies least. The error that counts is on whole coordinates left out (every row of an
-m, an n, a k, a context), predicted from their neighbours.
+Rows of one shape are taken by their median. A grid holds the median correction of a shape's row at
+each coordinate; coordinates that were measured for some shapes only are filled from their
+neighbours, along one axis after another. The error that counts is on whole coordinates left out
+(every row of an m, an n, a k, a context), predicted from their neighbours.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,11 +101,7 @@ def _fill(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
     return np.where(np.isnan(values), np.nanmedian(values), values)
 
 
-def held_out(
-    rows: Rows,
-    axes: Mapping[str, Sequence[float]],
-    fit: Callable[[Rows, Mapping[str, Sequence[float]]], Grid] = fit_grid,
-) -> HeldOut:
+def held_out(rows: Rows, axes: Mapping[str, Sequence[float]]) -> HeldOut:
     """Errors over all dimensions that have enough coordinates to leave some out."""
     errors = []
     for name, column in rows.shape.items():
@@ -118,7 +114,7 @@ def held_out(
             if len(measured) < LEFT_OUT_EVERY + 1 or not out.any():
                 continue
             kept = {**axes, name: [x for x in axes[name] if x not in gone] or list(axes[name])}
-            grid = fit(rows.take(~out), kept)
+            grid = fit_grid(rows.take(~out), kept)
             seen = rows.take(out)
             factor = grid.factor(*(seen.shape[key] for key in axes))
             errors.append(np.log(seen.form_s * factor / seen.seconds))

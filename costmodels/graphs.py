@@ -36,14 +36,20 @@ def capture_sizes(
         max_capture = min(max_capture, DEFAULT_MAX_CAPTURE)
     ceiling = min(2 * max_num_seqs, max_capture) if version >= BOUNDED_SINCE else max_capture
     top = min(ceiling, max_num_batched_tokens)
-    coarse = 16 if version >= COARSE_SINCE else 8
-    sizes = {1, 2, 4, *range(8, min(top + 1, 256), 8), *range(256, top + 1, coarse)}
+    sizes = set(sizes_up_to(top, version))
     if version >= LARGE_SINCE:
         if max_num_batched_tokens <= top:
             sizes.add(max_num_batched_tokens)
         if max_num_seqs <= min(ceiling, max_num_batched_tokens):
             sizes.add(max_num_seqs)
-    return tuple(sorted(size for size in sizes if size <= top))
+    return tuple(sorted(sizes))
+
+
+def sizes_up_to(largest: int, version: Version = LATEST) -> tuple[int, ...]:
+    """1, 2, 4, by 8 below 256, by 16 from there, as far as `largest`."""
+    coarse = 16 if version >= COARSE_SINCE else 8
+    ladder = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, coarse))
+    return tuple(size for size in ladder if size <= largest)
 
 
 def v0_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -128,6 +128,12 @@ class Kernels:
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
 
+    def has_gemm(self, compute: str, weight_bits: float) -> bool:
+        """Matrices of such weights were measured: those of fewer bits than the units compute in
+        go through kernels of their own."""
+        measured = compute in self.gemm
+        return measured and math.isclose(weight_bits, WEIGHT_BITS[compute], rel_tol=0.15)
+
     def all_reduce_s(self, ranks: int, message_bytes: float) -> float | None:
         """Seconds to sum a message; None for ranks that were not measured."""
         curve = self.all_reduce.get(ranks)
@@ -137,10 +143,9 @@ class Kernels:
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
     ) -> Lines | None:
         """Seconds of y (m, n) = x (m, k) @ W.T by m; None where no such kernel was measured."""
-        grid = self.gemm.get(compute)
-        # Weights of fewer bits than the units compute in go through kernels of their own.
-        if grid is None or not math.isclose(weight_bits, WEIGHT_BITS[compute], rel_tol=0.15):
+        if not self.has_gemm(compute, weight_bits):
             return None
+        grid = self.gemm[compute]
         m = between(grid.axes[0])
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         peak = hardware.peak_flops_per_s(compute)

@@ -7,6 +7,7 @@ sequence take block ids of its own out of the one pool
 (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, 0.32).
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from math import ceil
 
@@ -35,6 +36,12 @@ TWO_STEPS_SINCE = Version(0, 26)
 
 #: Kinds with fewer than this many times the layers of the rarest are one group each, by release.
 ONE_GROUP_BELOW = ((Version(0, 18), 1.5), (Version(0, 12), 1.25), (Version(0, 0), 1.0))
+
+#: MLA kernels that set a block size of their own, and when the backend began to choose it.
+FLASH_MLA_SINCE = Version(0, 8, 5)
+BLACKWELL_MLA_SINCE = Version(0, 10)
+FLASHINFER_MLA_SINCE = Version(0, 11)
+MLA_CHOOSES_SINCE = Version(0, 18)
 
 #: Smallest step of the attention block size: what FlashAttention takes.
 KERNEL_BLOCK = 16
@@ -106,14 +113,7 @@ class KvLayout:
 
     def longest(self, blocks: int, at_most: int) -> int:
         """Tokens of the longest single sequence that the pool holds; 0 if not even one."""
-        low, high = 0, at_most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.request_blocks(middle) <= blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, at_most + 1), blocks, key=self.request_blocks)
 
     def schedulable_blocks(self, blocks: int, max_num_seqs: int) -> int:
         """Blocks of `block_size` tokens of every layer, as the scheduler here counts them.
@@ -201,12 +201,6 @@ def mla_block_size(model: ModelSpec, hardware: HardwareSpec, version: Version = 
     if capability == 10.0 and version >= BLACKWELL_MLA_SINCE:
         return (128 if version < FLASHINFER_MLA_SINCE else 64) if forced else 32
     return 1
-
-
-FLASH_MLA_SINCE = Version(0, 8, 5)
-BLACKWELL_MLA_SINCE = Version(0, 10)
-FLASHINFER_MLA_SINCE = Version(0, 11)
-MLA_CHOOSES_SINCE = Version(0, 18)
 
 
 def _kinds(model: ModelSpec, fmt: KvFormat, tensor: int, version: Version) -> list[_Kind]:

@@ -4,7 +4,7 @@ vLLM loads the weights, runs one step of the largest size with a sampler for `ma
 sequences, notes the peak, estimates its CUDA graphs, and gives what is left of
 `gpu_memory_utilization` x physical memory to the KV pool (vllm/v1/worker/gpu_worker.py,
 `determine_available_memory`, 0.32). Each term below is named after that log; where a release
-counted otherwise, `StartRules` says so.
+counted otherwise, the constant beside it or `versions.py` names the release.
 
 The constants were chosen on public start-up logs (docs/memory.md names them and how far off
 they are), physical terms first.
@@ -123,6 +123,17 @@ class EngineMemory:
             return self.estimate_cudagraphs
         return self.version >= GRAPHS_DEDUCTED_SINCE
 
+    def capture_sizes(self, hardware: HardwareSpec) -> tuple[int, ...]:
+        """Batch sizes that get a CUDA graph, as given or as V1 chooses them."""
+        if self.cudagraph_capture_sizes is not None:
+            return self.cudagraph_capture_sizes
+        return capture_sizes(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            hardware.max_cudagraph_capture_size,
+            self.version,
+        )
+
 
 @dataclass(frozen=True)
 class Doubt:
@@ -185,7 +196,6 @@ class MemoryPlan:
     weights_bytes: int
     activation_bytes: int
     graph_bytes: int
-    graphs_deducted: bool
     other_bytes: int
     kv_bytes: int
     total_bytes: int
@@ -330,7 +340,6 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         weights_bytes=weights,
         activation_bytes=activation,
         graph_bytes=graphs,
-        graphs_deducted=engine.deducts_graphs,
         other_bytes=other,
         kv_bytes=left,
         total_bytes=hardware.memory_bytes,
@@ -442,16 +451,9 @@ def graph_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     """CUDA graphs: one for mixed steps at each capture size, one more for pure decode."""
     if engine.enforce_eager or hardware.kind != "gpu":
         return 0
-    sizes = engine.cudagraph_capture_sizes
-    if sizes is None and engine.v0:
+    sizes = engine.capture_sizes(hardware)
+    if engine.v0 and engine.cudagraph_capture_sizes is None:
         sizes = v0_capture_sizes(engine.max_num_seqs)
-    elif sizes is None:
-        sizes = capture_sizes(
-            engine.max_num_seqs,
-            engine.max_num_batched_tokens,
-            hardware.max_cudagraph_capture_size,
-            engine.version,
-        )
     graphs = graph_count(sizes, engine.max_num_seqs, engine.version)
     layers = model.num_layers + (model.moe.layers if model.moe else 0)
     return graphs * ceil(layers / engine.pipeline) * GRAPH_BYTES_PER_LAYER

@@ -304,10 +304,12 @@ class Roofline:
         if layer is None:
             return None
         knots = {0.0, *layer.ends, 2.0 * layer.ends[-1]}
-        passed = decodes * a.window if a.sliding_layers else np.inf
-        counts = np.array(sorted(knots | ({passed} if a.sliding_layers else set())), float)
+        if a.sliding_layers:
+            knots.add(float(decodes * a.window))
+        counts = np.array(sorted(knots))
         seconds = a.full_layers * layer.at_all(counts)
-        seconds += a.sliding_layers * layer.at_all(np.minimum(counts, passed))
+        if a.sliding_layers:
+            seconds += a.sliding_layers * layer.at_all(np.minimum(counts, decodes * a.window))
         fixed_s = max(decode_tokens * a.token_s, decodes * a.sequence_s)
         return through(counts, np.maximum(seconds, 0.0) + fixed_s)
 

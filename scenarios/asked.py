@@ -123,7 +123,7 @@ def asked_setup(
         raise InputError("--hardware: name the device (`servecast models` lists them)")
     setup = set_up(scenario_of(minimal_text(line, hardware), "vllm serve"))
     notes = list(_left_out(line))
-    plan = setup.plan()
+    plan = setup.plan
     if line.auto_length and plan.longest_tokens < plan.max_model_len:
         # vLLM shortens the length to what fits, if anything does.
         setup = setup.changed(max_model_len=max(1, plan.longest_tokens))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.graphs import capture_sizes
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
 from servecast.costmodels.memory import (
@@ -70,8 +70,12 @@ class Setup:
     engine: dict[str, Any]
     memory: EngineMemory
 
+    @cached_property
     def plan(self) -> MemoryPlan:
-        """The predicted start-up, whether it succeeds or not."""
+        """The predicted start-up, whether it succeeds or not.
+
+        Raises InputError for a split or a block size that vLLM refuses.
+        """
         return plan_memory(self.model, self.hardware, self.memory)
 
     def changed(self, **flags: Any) -> "Setup":
@@ -222,8 +226,8 @@ def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
     """The start-up that is simulated: predicted, or as `boot_log` has it."""
     found = boot_log_of(setup, scenario)
     if found is None:
-        return setup.plan()
-    blocks = found.pool_blocks(setup.memory, setup.plan().layout)
+        return setup.plan
+    blocks = found.pool_blocks(setup.memory, setup.plan.layout)
     return plan_memory(
         setup.model, setup.hardware, replace(setup.memory, num_gpu_blocks_override=blocks)
     )
@@ -314,13 +318,13 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         engine["enable_prefix_caching"] = False
     elif flags.kv_reserve is not None:
         raise InputError("engine.kv_reserve: has a meaning with kv: contiguous alone")
-    v1_alone = hardware.kind == "gpu" and not v0
-    if v1_alone and version < UNCHUNKED_V1_SINCE and engine["batching"] == "continuous":
+    v1 = hardware.kind == "gpu" and not v0
+    if v1 and version < UNCHUNKED_V1_SINCE and engine["batching"] == "continuous":
         engine["enable_chunked_prefill"] = True
     if flags.max_num_batched_tokens is None:
         if not engine["enable_chunked_prefill"] and engine["batching"] == "continuous":
             tokens = max(engine["max_model_len"], tokens)
-        if not v1_alone or version >= BUDGET_BOUNDED_SINCE:
+        if not v1 or version >= BUDGET_BOUNDED_SINCE:
             tokens = min(engine["max_num_seqs"] * engine["max_model_len"], tokens)
         engine["max_num_batched_tokens"] = tokens
     if flags.max_num_seqs is None:
@@ -383,15 +387,7 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     model, hardware, parallel, engine = setup.model, setup.hardware, setup.parallel, setup.engine
     if not memory.fits:
         raise InputError(f"{model.name} on {parallel.devices} x {hardware.name} {memory.explain()}")
-    sizes = setup.memory.cudagraph_capture_sizes
-    if sizes is None:
-        sizes = capture_sizes(
-            engine["max_num_seqs"],
-            engine["max_num_batched_tokens"],
-            hardware.max_cudagraph_capture_size,
-            setup.memory.version,
-        )
-    sizes = () if engine["enforce_eager"] else sizes
+    sizes = () if engine["enforce_eager"] else setup.memory.capture_sizes(hardware)
     efficiency = profile.efficiency
     if hardware.kind != "gpu":
         # Launching kernels one by one is what graphs save on a GPU; elsewhere there are none.

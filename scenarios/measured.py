@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from servecast.calibration.profile import Profile
 from servecast.calibration.store import load_profile
-from servecast.costmodels.kernels import WEIGHT_BITS, Kernels
+from servecast.costmodels.kernels import Kernels
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.operators import compute_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
@@ -35,7 +35,7 @@ def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str
         compute, bits = compute_type(model, matrix.group), weight_bits(model, matrix.group)
         if matrix.copies > 1:
             yield "experts"
-        elif compute not in kernels.gemm or bits < 0.85 * WEIGHT_BITS[compute]:
+        elif not kernels.has_gemm(compute, bits):
             yield f"{bits:.2g}-bit weights"
     if model.mla is not None:
         yield "latent attention"

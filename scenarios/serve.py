@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.graphs import sizes_up_to
 from servecast.costmodels.quantization import is_known
 from servecast.costmodels.reading import read_lenient
 from servecast.costmodels.versions import LATEST, parse_version
@@ -419,8 +420,7 @@ def _sizes_up_to(largest: Any, shown: str) -> list[int]:
     """vLLM's capture sizes up to a largest one."""
     if not isinstance(largest, int) or not 1 <= largest <= MOST_CAPTURED:
         raise InputError(f"vllm serve: {shown}: expected a whole number, 1 to {MOST_CAPTURED}")
-    sizes = {1, 2, 4, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)}
-    return sorted(size for size in sizes if size <= largest)
+    return list(sizes_up_to(largest))
 
 
 def _capture_sizes(sizes: list[Any], shown: str) -> Any:

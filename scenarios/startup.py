@@ -39,10 +39,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Change:
-    """Flags that were set otherwise, and the set-up that this makes."""
+    """Flags that were set otherwise, the set-up that this makes, and its start."""
 
     flags: Mapping[str, Any]
     setup: Setup
+    plan: MemoryPlan
 
 
 def start_up(
@@ -60,7 +61,7 @@ def start_up(
     which `told` are some; with a log also `logged` and what differs. `shortens` : max_model_len
     is cut to what fits, so no interval can make it too long.
     """
-    plan = setup.plan()
+    plan = setup.plan
     low, high = plan.tokens_interval
     block_bytes = plan.layout.block_bytes
     answer: dict[str, Any] = {
@@ -119,24 +120,23 @@ def fixes(setup: Setup) -> list[dict[str, Any]]:
 
     One flag at a time; where none is enough, pairs.
     """
-    found = [change for change in _single(setup) if change.setup.plan().fits]
+    found = list(_single(setup))
     if not found:
         for change in _large(setup):
-            seconds = (second for second in _single(change.setup) if second.setup.plan().fits)
-            for second in seconds:
+            for second in _single(change.setup):
                 pair = {**change.flags, **second.flags}
                 if len(pair) == 2 and all(pair != other.flags for other in found):
-                    found.append(Change(pair, second.setup))
+                    found.append(Change(pair, second.setup, second.plan))
                     break
             if len(found) == MOST_PAIRS:
                 break
     if not found:
-        found = [change for change in _split(setup, TWO_NODES) if change.setup.plan().fits]
+        found = list(_first(_split(setup, TWO_NODES)))
     return [_result(change) for change in found]
 
 
 def _result(change: Change) -> dict[str, Any]:
-    plan = change.setup.plan()
+    plan = change.plan
     return {
         "change": dict(change.flags),
         "kv_gib": _gib(plan.kv_bytes),
@@ -152,8 +152,8 @@ def _result(change: Change) -> dict[str, Any]:
 
 
 def _single(setup: Setup) -> Iterator[Change]:
-    """Changes of one flag, the smallest of its kind that might do."""
-    memory, plan = setup.memory, setup.plan()
+    """Changes of one flag that make it start, the smallest of each kind."""
+    memory, plan = setup.memory, setup.plan
     share = memory.gpu_memory_utilization
     most = int(100 * plan.free_bytes / plan.total_bytes)
     shares = range(round(100 * share) + 1, most + 1)
@@ -184,7 +184,7 @@ def _single(setup: Setup) -> Iterator[Change]:
 def _first(changes: Iterator[Change]) -> Iterator[Change]:
     """The first that starts, if any does."""
     for change in changes:
-        if change.setup.plan().fits:
+        if change.plan.fits:
             yield change
             return
 
@@ -194,10 +194,10 @@ def _changes(setup: Setup, flag: str, values: Iterable[Any]) -> Iterator[Change]
     for value in values:
         try:
             changed = setup.changed(**{flag: value})
-            changed.plan()
+            change = Change({flag: value}, changed, changed.plan)
         except InputError:
             continue
-        yield Change({flag: value}, changed)
+        yield change
 
 
 def _halves(size: int, least: int) -> Iterator[int]:
@@ -225,7 +225,7 @@ def _quantised(setup: Setup) -> Iterator[Change]:
 
 def _large(setup: Setup) -> Iterator[Change]:
     """Changes that help much, from which a second may go on."""
-    plan = setup.plan()
+    plan = setup.plan
     if plan.refused_bytes > 0:
         most = int(100 * plan.free_bytes / plan.total_bytes) / 100
         yield from _changes(setup, "gpu_memory_utilization", [most])

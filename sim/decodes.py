@@ -7,6 +7,7 @@ says who starts a new block at this step.
 """
 
 import heapq
+from bisect import bisect_right
 
 from servecast.sim.sequence import Sequence
 
@@ -73,14 +74,7 @@ class DecodeAggregate:
         """The largest number of steps up to `limit` that need no more than `blocks` blocks."""
         if (limit // self.block_size + 1) * self.count <= blocks:
             return limit
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.crossings(middle) <= blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, limit + 1), blocks, key=self.crossings)
 
     def steps_to_end(self) -> int:
         """Steps until the next member computes its last token; 0 if there is no member."""
