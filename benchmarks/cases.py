@@ -22,6 +22,8 @@ import os
 import sys
 from pathlib import Path
 
+from replay_llmservingsim import RUNS
+
 DEFAULT = Path(__file__).parents[2] / "shared" / "validation"
 
 #: Requests of a closed loop: ten a client, up to so many.
@@ -64,22 +66,8 @@ workload:
   lengths: {lengths}
 """
 
-#: Folder, hardware, profile, and the flags that were recorded; the PRO 6000's pool was not.
-RUNS = (
-    (
-        "RTX4090-Llama-3.1-8B",
-        "rtx-4090",
-        "rtx-4090",
-        "{max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
-        "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}",
-    ),
-    (
-        "RTXPRO6000-Llama-3.1-8B",
-        "rtx-pro-6000",
-        "rtx-pro-6000-llmservingsim",
-        "{max_num_seqs: 128, max_num_batched_tokens: 2048, gpu_memory_utilization: 0.9}",
-    ),
-)
+#: Profiles of kernels as vLLM ran them on the devices of the replays.
+PROFILES = {"rtx-4090": "rtx-4090", "rtx-pro-6000": "rtx-pro-6000-llmservingsim"}
 
 
 def write(folder: Path, name: str, scenario: str, case: str) -> None:
@@ -164,10 +152,14 @@ def loops(source: Path, folder: Path) -> None:
 
 
 def replays(source: Path, folder: Path) -> None:
-    for name, hardware, profile, engine in RUNS:
+    for name, hardware, engine, _ in RUNS:
         requests = os.path.relpath(source / name / "vllm" / "requests.jsonl", folder)
         text = REPLAY.format(
-            name=name, hardware=hardware, profile=profile, engine=engine, requests=requests
+            name=name,
+            hardware=hardware,
+            profile=PROFILES[hardware],
+            engine=engine,
+            requests=requests,
         )
         write(folder, name, text, f"measured: {{requests: {requests}}}\n")
 

@@ -1,12 +1,12 @@
 """Replay the two recorded vLLM runs of LLMServingSim and print the errors beside its own.
 
-    python benchmarks/replay_llmservingsim.py [--match-tpot | --measured]
+    python benchmarks/replay_llmservingsim.py [--match-tpot]
 
 The runs: Llama-3.1-8B, 300 ShareGPT requests at 10/s, vLLM 0.19.0 (casys-kaist/LLMServingSim,
 commit 5daddb21, MIT). The 4090's pool (2,588 blocks) is given, the PRO 6000's is predicted.
-Efficiencies are the generic ones, nothing is fitted to these runs. `--measured` takes the bundled
-profiles of kernels measured on the same GPUs, and still nothing of the runs. `--match-tpot` shows
-what is left when all efficiencies are scaled by one number, so that the mean gap between tokens is
+Efficiencies are the generic ones, nothing is fitted to these runs; `servecast validate` holds the
+same runs against kernels measured on these GPUs (`benchmarks/cases.py`). `--match-tpot` shows what
+is left when all efficiencies are scaled by one number, so that the mean gap between tokens is
 right: the error of scheduling, memory and the shape of the cost.
 """
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from servecast.calibration.measured import Latencies, errors, read_requests
 from servecast.calibration.profile import GENERIC, Profile
-from servecast.calibration.store import load_profile
 from servecast.scenarios.build import build
 from servecast.scenarios.load import load_scenario
 from servecast.scenarios.workload import build_requests
@@ -50,12 +49,6 @@ RUNS = (
         },
     ),
 )
-
-#: Profiles of kernels measured on these devices.
-MEASURED = {
-    "rtx-4090": ("rtx-4090",),
-    "rtx-pro-6000": ("rtx-pro-6000", "rtx-pro-6000-llmservingsim"),
-}
 
 MATCH_TRIES = 3
 
@@ -104,39 +97,22 @@ def replay(folder: Path, hardware: str, engine: str, profile: Profile) -> tuple[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--match-tpot", action="store_true", help="scale the device's speed")
-    ways.add_argument("--measured", action="store_true", help="with the bundled kernel profiles")
+    parser.add_argument("--match-tpot", action="store_true", help="scale the device's speed")
     parser.add_argument("--path", type=Path, default=DEFAULT, help="folder of the recorded runs")
     arguments = parser.parse_args()
     for name, hardware, engine, theirs in RUNS:
         folder = arguments.path / name
         measured = read_requests(folder / "vllm" / "requests.jsonl")
-        if arguments.measured:
-            for profile in MEASURED[hardware]:
-                kernels = load_profile(profile).kernels()
-                predicted, blocks = replay(
-                    folder, hardware, engine, replace(GENERIC, kernels=kernels)
-                )
-                print(f"{name}: {blocks} blocks, profile {profile}")
-                _report(measured, predicted, theirs)
-            continue
         speed = 1.0
         predicted, blocks = replay(folder, hardware, engine, GENERIC)
         for _ in range(MATCH_TRIES if arguments.match_tpot else 0):
             speed *= 1 + errors(measured, predicted)["tpot_s"]["mean"]
             predicted, blocks = replay(folder, hardware, engine, scaled(speed))
         print(f"{name}: {blocks} blocks, speed x {speed:.3f}")
-        _report(measured, predicted, theirs)
-
-
-def _report(
-    measured: Latencies, predicted: Latencies, theirs: dict[str, tuple[float, float, float]]
-) -> None:
-    print(f"  {'':8}{'mean':>9}{'p50':>9}{'p99':>9}   LLMServingSim: mean, p50, p99")
-    for metric, found in errors(measured, predicted).items():
-        ours = "".join(f"{value:+9.1%}" for value in found.values())
-        print(f"  {metric:8}{ours}   " + " ".join(f"{value:+.1%}" for value in theirs[metric]))
+        print(f"  {'':8}{'mean':>9}{'p50':>9}{'p99':>9}   LLMServingSim: mean, p50, p99")
+        for metric, found in errors(measured, predicted).items():
+            ours = "".join(f"{value:+9.1%}" for value in found.values())
+            print(f"  {metric:8}{ours}   " + " ".join(f"{value:+.1%}" for value in theirs[metric]))
 
 
 if __name__ == "__main__":

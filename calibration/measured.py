@@ -23,7 +23,13 @@ MAX_BYTES = 500_000_000
 #: 20.1 with the h100-sxm profile), used on all others.
 CLIENT_PATH_S = 4.9e-3
 
-STATS = {"mean": None, "p50": 50.0, "p99": 99.0}
+METRICS = ("ttft_s", "tpot_s", "e2e_s")
+
+#: Statistics, and the percentiles that they are.
+STATS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+
+#: Of recorded requests these are compared.
+OF_REQUESTS = ("mean", "p50", "p99")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,14 @@ class Latencies:
         """From seconds on one clock; a request of one token has no further token."""
         several = outputs > 1
         return cls(first - sent, ((last - first)[several]) / (outputs[several] - 1), last - sent)
+
+    def stat(self, metric: str, stat: str) -> float:
+        """A statistic of `STATS`; raises InputError where no request has such a time."""
+        values: FloatArray = getattr(self, metric)
+        if not len(values):
+            raise InputError(f"{metric}: no request has a second token")
+        percentile = STATS[stat]
+        return float(values.mean() if percentile is None else np.percentile(values, percentile))
 
 
 def read_requests(path: Path) -> Latencies:
@@ -74,12 +88,8 @@ def errors(measured: Latencies, predicted: Latencies) -> dict[str, Mapping[str, 
     """Relative error (predicted / measured - 1) of each metric's mean, p50 and p99."""
     return {
         metric: {
-            stat: _stat(getattr(predicted, metric), q) / _stat(getattr(measured, metric), q) - 1
-            for stat, q in STATS.items()
+            stat: predicted.stat(metric, stat) / measured.stat(metric, stat) - 1
+            for stat in OF_REQUESTS
         }
-        for metric in ("ttft_s", "tpot_s", "e2e_s")
+        for metric in METRICS
     }
-
-
-def _stat(values: FloatArray, percentile: float | None) -> float:
-    return float(values.mean() if percentile is None else np.percentile(values, percentile))

@@ -1,6 +1,6 @@
 """The coefficients that turn a device's datasheet into time."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from servecast.costmodels.efficiency import Efficiency
 from servecast.costmodels.kernels import Kernels
@@ -22,6 +22,12 @@ class Profile:
     efficiency: Efficiency = field(default_factory=Efficiency)
     host_step_s: float = 1.21e-3
     kernels: Kernels | None = None
+
+    def slower(self, factor: float) -> "Profile":
+        """With every measured kernel taking `factor` times as long."""
+        if self.kernels is None:
+            return self
+        return replace(self, kernels=replace(self.kernels, scale=factor * self.kernels.scale))
 
     @property
     def label(self) -> str:

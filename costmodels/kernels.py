@@ -21,8 +21,9 @@ FloatArray = npt.NDArray[np.float64]
 #: Between a kernel's launch and its first byte, in a captured graph.
 LAUNCH_S = 2e-6
 
-#: A small kernel in a captured graph, where none was measured: between the 1.9 and 2.7 us that
-#: LLMServingSim's tables have for norms and rotations of one token on two GPUs.
+#: A small kernel in a captured graph, where none was measured: between the means of one token on
+#: LLMServingSim's two GPUs (2.1 and 2.6 us, `servecast calibrate --show rtx-4090 --json` and
+#: rtx-pro-6000-llmservingsim).
 SMALL_KERNEL_S = 2.5e-6
 
 
@@ -204,8 +205,8 @@ class Kernels:
 
 
 #: Kernels are timed over and over on the same tensors, so small ones read from the L2 cache (50 to
-#: 128 MB on these devices), at up to twice the datasheet's bandwidth. In a server another layer's
-#: tensors lie there. So nothing is read faster than by the kernels on tensors far too large for
+#: 128 MB on these devices), faster than from memory. In a server another layer's tensors lie there.
+#: So nothing is read faster than by the kernels on tensors far too large for
 #: any cache: matrices of this width (0.5 GB), contexts of these sizes.
 COLD_WIDTH = 16_384.0
 COLD_CONTEXT = 8_192.0

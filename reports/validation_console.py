@@ -19,7 +19,9 @@ def render_validation(answer: Mapping[str, Any]) -> RenderableType:
         lines.append(
             Text(
                 f"{name.replace('_s ', ' ')}: {found['values']} values, median error "
-                f"{found['median_error']:.1%}, worst {found['worst_error']:.1%}"
+                f"{found['median_error']:.1%} ({found['median_signed_error']:+.1%} signed), worst "
+                f"{found['worst_error']:.1%}"
+                + ("" if found["inside"] is None else f", {found['inside']:.0%} inside")
             )
         )
     if answer["inside"] is None:

@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from servecast.calibration.measured import CLIENT_PATH_S, Latencies, read_requests
-from servecast.calibration.profile import GENERIC
+from servecast.calibration.measured import (
+    CLIENT_PATH_S,
+    METRICS,
+    OF_REQUESTS,
+    STATS,
+    Latencies,
+    read_requests,
+)
+from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.spread import step_spread
 from servecast.calibration.store import load_profile
 from servecast.costmodels.errors import InputError
@@ -27,12 +34,6 @@ from servecast.scenarios.run import fleet_of
 from servecast.scenarios.workload import build_requests
 from servecast.scenarios.yamlfile import parse
 from servecast.sim.trace import COMPLETED, Trace
-
-METRICS = ("ttft_s", "tpot_s", "e2e_s")
-STATS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
-
-#: Of a file of time stamps these are compared.
-OF_REQUESTS = ("mean", "p50", "p99")
 
 MAX_BYTES = 1_000_000
 
@@ -83,7 +84,7 @@ def _values(block: Any, path: Path) -> dict[tuple[str, str], float]:
         if len(block) > 1 or not isinstance(block["requests"], str):
             raise InputError(f"{path}: measured.requests: expected a file, and no metrics beside")
         latencies = read_requests(path.parent / block["requests"])
-        return {(m, s): _stat(latencies, m, s) for m in METRICS for s in OF_REQUESTS}
+        return {(m, s): latencies.stat(m, s) for m in METRICS for s in OF_REQUESTS}
     found: dict[tuple[str, str], float] = {}
     for metric, stats in block.items():
         if metric not in METRICS or not isinstance(stats, dict):
@@ -109,37 +110,62 @@ def validate(cases: Sequence[Case], profile: str | None = None) -> dict[str, Any
     profile : kernels for all of them, in place of the scenarios' own
 
     Returns `{rows, metrics, inside}`: a row for each measured value, medians and worst by
-    metric and statistic, and the share of intervals that hold what was measured. Intervals come
-    from the errors of the profile's kernels; without a profile there are none.
+    metric and statistic, and the share of intervals that hold what was measured, of each and of
+    all. Intervals come from the errors of the profile's kernels; without a profile there are none.
     """
     rows = [row for case in cases for row in _rows(case, profile)]
-    metrics = {}
-    for name in dict.fromkeys(row["metric"] for row in rows):
-        off = [abs(row["error"]) for row in rows if row["metric"] == name]
-        metrics[name] = {
-            "values": len(off),
-            "median_error": float(np.median(off)),
-            "worst_error": max(off),
-        }
-    held = [row["inside"] for row in rows if row["inside"] is not None]
+    names = dict.fromkeys(row["metric"] for row in rows)
     return {
         "rows": rows,
-        "metrics": metrics,
-        "inside": sum(held) / len(held) if held else None,
+        "metrics": {
+            name: _summary([row for row in rows if row["metric"] == name]) for name in names
+        },
+        "inside": _inside(rows),
     }
+
+
+def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+    off = [row["error"] for row in rows]
+    return {
+        "values": len(off),
+        "median_error": float(np.median(np.abs(off))),
+        "worst_error": float(np.max(np.abs(off))),
+        "median_signed_error": float(np.median(off)),
+        "inside": _inside(rows),
+    }
+
+
+def _inside(rows: Sequence[Row]) -> float | None:
+    held = [row["inside"] for row in rows if row["inside"] is not None]
+    return sum(held) / len(held) if held else None
 
 
 def _rows(case: Case, profile: str | None) -> list[Row]:
     name = profile or case.loaded.scenario.profile
-    predicted, trace = _predict(case, name)
+    # The profile is chosen here; the scenario's own would be read again.
+    scenario = case.loaded.scenario.model_copy(update={"profile": None})
+    loaded = replace(case.loaded, scenario=scenario)
+    table = build_requests(scenario, loaded.path.parent, scenario.seed, _quiet)
+
+    def predict(profile: Profile) -> tuple[Latencies, Trace]:
+        trace = build(loaded, profile).simulate(table, fleet=fleet_of(scenario)).trace
+        return _latencies(trace, loaded.path, CLIENT_PATH_S if case.client else 0.0), trace
+
     bounds: list[Latencies] = []
-    if name is not None:
-        spread = _spread(case, name, trace)
-        bounds = [_predict(case, name, math.exp(sign * spread))[0] for sign in (-1, 1)]
+    if name is None:
+        predicted, _ = predict(GENERIC)
+    else:
+        setup, own = set_up(loaded), beside(name, loaded.path)
+        kv = setup.memory.kv
+        chosen = measured(GENERIC, own, setup.model, setup.hardware, kv)
+        predicted, trace = predict(chosen)
+        parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
+        spread = step_spread(load_profile(own), setup.model, setup.memory.tensor, kv.bits, parts_s)
+        bounds = [predict(chosen.slower(math.exp(sign * spread)))[0] for sign in (-1, 1)]
     rows = []
     for (metric, stat), value in case.values.items():
-        ours = _stat(predicted, metric, stat)
-        ends = sorted(_stat(bound, metric, stat) for bound in bounds)
+        ours = predicted.stat(metric, stat)
+        ends = sorted(bound.stat(metric, stat) for bound in bounds)
         rows.append(
             {
                 "case": case.name,
@@ -155,46 +181,17 @@ def _rows(case: Case, profile: str | None) -> list[Row]:
     return rows
 
 
-def _predict(case: Case, name: str | None, scale: float = 1.0) -> tuple[Latencies, Trace]:
-    """Latencies as the case has them, with every kernel's time multiplied by `scale`."""
-    loaded, profile = case.loaded, GENERIC
-    if name is not None:
-        setup = set_up(loaded)
-        own = beside(name, loaded.path)
-        profile = measured(GENERIC, own, setup.model, setup.hardware, setup.memory.kv)
-        if profile.kernels is not None:
-            profile = replace(profile, kernels=replace(profile.kernels, scale=scale))
-        # The profile is chosen here; the scenario's own would be read again.
-        scenario = loaded.scenario.model_copy(update={"profile": None})
-        loaded = replace(loaded, scenario=scenario)
-    deployment = build(loaded, profile)
-    table = build_requests(loaded.scenario, loaded.path.parent, loaded.scenario.seed, _quiet)
-    trace = deployment.simulate(table, fleet=fleet_of(loaded.scenario)).trace
+def _latencies(trace: Trace, path: Path, path_s: float) -> Latencies:
+    """Of the requests that complete, `path_s` later than the engine has them."""
     rows = trace.requests
     done = rows["status"] == COMPLETED
     if not done.any():
-        raise InputError(f"{loaded.path}: no request completes")
+        raise InputError(f"{path}: no request completes")
     sent, first, last = (
         rows[f"{column}_ns"][done] / NS_PER_S for column in ("arrival", "first_token", "finish")
     )
-    path_s = CLIENT_PATH_S if case.client else 0.0
     outputs = rows["output_tokens"][done].astype(np.float64)
-    return Latencies.from_times(sent, first + path_s, last + path_s, outputs), trace
-
-
-def _spread(case: Case, name: str, trace: Trace) -> float:
-    setup = set_up(case.loaded)
-    parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
-    profile = load_profile(beside(name, case.loaded.path))
-    return step_spread(profile, setup.model, setup.memory.tensor, setup.memory.kv.bits, parts_s)
-
-
-def _stat(latencies: Latencies, metric: str, stat: str) -> float:
-    values = getattr(latencies, metric)
-    percentile = STATS[stat]
-    if not len(values):
-        raise InputError(f"{metric}: no request has a second token")
-    return float(values.mean() if percentile is None else np.percentile(values, percentile))
+    return Latencies.from_times(sent, first + path_s, last + path_s, outputs)
 
 
 def _quiet(line: str) -> None:
