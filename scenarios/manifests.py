@@ -72,6 +72,8 @@ def line_of_file(path: Path, service: str | None = None) -> ServeLine:
     beside = _dotenv(path.parent / ".env")
     commands = [command for document in documents for command in _commands(document, beside)]
     if not commands:
+        if any(isinstance(document, dict) and "workload" in document for document in documents):
+            raise InputError(f"{path}: a scenario: give it in place of a line, without --from")
         if len(documents) == 1 and isinstance(documents[0], dict) and _is_config(documents[0]):
             return _line_of_config(text, path)
         raise InputError(f"{path}: no container runs vLLM in it, and it is no file of its flags")

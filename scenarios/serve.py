@@ -396,6 +396,10 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
             _sizes_up_to(sizes[0], shown) if len(sizes) == 1 else _capture_sizes(sizes, shown)
         )
     elif name in ("rope_scaling", "rope_theta"):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number if name == "rope_theta" else isinstance(value, dict)):
+            wanted = "a number" if name == "rope_theta" else "a JSON object"
+            raise InputError(f"vllm serve: {shown}: expected {wanted}")
         line.engine.setdefault("hf_overrides", {})[name] = value
     elif name == "optimization_level":
         if value == 0:

@@ -193,6 +193,8 @@ def test_the_scenario_loads_and_starts(tmp_path: Path) -> None:
         ("M --gpu-memory-utilization nan", {}, "gpu-memory-utilization"),
         ("M --hf-overrides {x", {}, "--hf-overrides: not JSON"),
         ("M --hf-overrides 3", {}, "expected a JSON object"),
+        ("M --rope-theta abc", {}, "--rope-theta abc: expected a number"),
+        ("M --rope-scaling 3", {}, "--rope-scaling 3: expected a JSON object"),
         ("M --config nowhere.yaml", {}, r"--config nowhere\.yaml: cannot be read"),
         ("M -dp 0", {}, "-dp 0: expected a whole number"),
     ],

@@ -122,6 +122,7 @@ def test_a_config_file_with_a_model(tmp_path: Path) -> None:
     [
         ("max-num-seqs: 4\n", "no model in it: use `vllm serve MODEL --config file.yaml`"),
         ("a: 1\n", "no container runs vLLM in it"),
+        ("model: M\nengine: {}\nworkload: {}\n", "a scenario: give it in place of a line"),
         ("a: [1\n", "file.yaml"),
         (
             'services: {x: {image: vllm/y, command: "--model ${NONE}"}}\n',
