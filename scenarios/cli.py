@@ -203,9 +203,31 @@ def calibrate(
     path: Annotated[
         Path | None, typer.Argument(help="Folder of the tables: the systems', or one system's.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Measure this device: cpu or cuda:0. Needs PyTorch.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="With --device: whose shapes, a catalogue name or a config.json."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="With --device: how long to measure.")] = 10.0,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="With --device: float32, bfloat16, float16, fp8, int8, int4."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="With --device: the Python that measures; this one by default.")
+    ] = sys.executable,
+    kernels: Annotated[
+        str, typer.Option(help="With --device: whose kernels, torch, vllm (on a CPU) or auto.")
+    ] = "auto",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="With --device: measure the host time of vllm or transformers too."),
+    ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", help="Whose tables: aiconfigurator or llmservingsim."),
+        typer.Option("--from", help="Whose tables: aiconfigurator, llmservingsim or vidur."),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="Which GPU of theirs, such as h100_sxm or RTX4090.")
@@ -215,50 +237,105 @@ def calibrate(
         typer.Option(help="Device of the catalogue whose datasheet is fitted against."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Profile to write; HARDWARE.yaml by default.")
+        Path | None,
+        typer.Option(
+            help="Profile to write, HARDWARE.yaml by default; raw rows go beside it. With --show: "
+            "folder for the figures and report.html."
+        ),
     ] = None,
     show: Annotated[
         str | None, typer.Option(help="A profile, bundled or a file, instead of a fit.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answer on stdout.")] = False,
 ) -> None:
-    """Fit measured kernel tables to a profile, or show one."""
-    from servecast.calibration.store import load_profile, profile_facts, profile_text
-    from servecast.reports.files import write_text
+    """Measure a device, or fit tables that others measured, to a profile; or show one."""
+    from servecast.calibration.store import profile_facts
     from servecast.reports.profile_console import render_profile
-    from servecast.scenarios.imported import fit_tables
+    from servecast.scenarios.profiles import Ask, draw, fit_tables, keep, load_shown, measure_device
 
     if show is not None:
+        if from_ is not None or path is not None or device is not None:
+            raise InputError("--show: takes neither tables nor a device")
+        profile, rows = load_shown(show)
+        if out is not None:
+            _check_folder(out)
+            draw(profile, rows, out)
+    elif device is not None:
         if from_ is not None or path is not None:
-            raise InputError("--show: takes no tables")
-        profile = load_profile(show)
+            raise InputError("--device: takes no tables")
+        ask = Ask(
+            device,
+            tuple(model or ()),
+            minutes,
+            tuple(dtype or ()),
+            python,
+            kernels,
+            engine,
+            hardware,
+        )
+        with _progress("seconds") as progress:
+            profile, measured = measure_device(ask, progress)
+        keep(profile, out, measured)
     else:
         profile = fit_tables(path, from_, system, hardware)
-        write_text(out or Path(f"{profile.hardware}.yaml"), profile_text(profile))
+        keep(profile, out)
     facts = profile_facts(profile)
     if json:
         _echo(facts)
     else:
         _print(render_profile(facts))
+    if device is not None and measured.facts.get("interrupted"):
+        raise typer.Exit(130)
 
 
 @app.command()
 def validate(
     cases: Annotated[
-        list[Path], typer.Argument(help="YAML files: scenario, and what was measured of it.")
+        list[Path],
+        typer.Argument(help="YAML files: scenario, and what was measured of it; or scenarios."),
     ],
     profile: Annotated[
         str | None, typer.Option(help="Measured kernels for all cases: a name or a file.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Serve scenarios for real on this machine: vllm or transformers."),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="With --engine: the Python that has it.")
+    ] = None,
+    minutes: Annotated[
+        float,
+        typer.Option(help="With --engine: how long to calibrate first, without --profile."),
+    ] = 5.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html (and the profile measured).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows on stdout.")] = False,
 ) -> None:
     """Hold predictions against measured runs, metric by metric."""
-    from servecast.reports.files import to_json
+    from servecast.reports.files import to_json, write_text
     from servecast.reports.validation_console import render_validation
-    from servecast.scenarios.validate import load_case
-    from servecast.scenarios.validate import validate as held
+    from servecast.reports.validation_html import validation_page
+    from servecast.scenarios.real import Real, validate_real
+    from servecast.scenarios.validate import load_case, overlay, predict, summed_up
 
-    answer = held([load_case(case) for case in cases], profile)
+    if engine is not None:
+        with _folder(out), _progress("seconds") as progress:
+            real = Real(engine, python or sys.executable, profile, minutes, out)
+            answer, overlays = validate_real(cases, real, _tell, progress)
+    else:
+        loaded = [load_case(case) for case in cases]
+        with _folder(out), _progress("cases") as progress:
+            found = []
+            for at, case in enumerate(loaded):
+                found.append(predict(case, profile))
+                if progress is not None:
+                    progress(at + 1, len(loaded))
+        answer = summed_up([row for prediction in found for row in prediction.rows])
+        overlays = [overlay(case, one) for case, one in zip(loaded, found, strict=True)]
+    if out is not None:
+        write_text(out / "report.html", validation_page(answer, overlays))
     if json:
         typer.echo(to_json(answer["rows"]), nl=False)
     else:

@@ -7,7 +7,7 @@ from servecast.calibration.profile import Profile
 from servecast.calibration.store import load_profile
 from servecast.costmodels.kernels import Kernels
 from servecast.costmodels.kv_format import KvFormat
-from servecast.costmodels.operators import compute_type
+from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 from servecast.costmodels.weights import layer_matrices, weight_bits
 
@@ -27,12 +27,20 @@ def measured(
     rest = sorted(set(_uncovered(kernels, model, kv)))
     if rest:
         label += f"; {', '.join(rest)} by generic efficiencies (uncalibrated)"
-    return replace(base, kernels=replace(kernels, label=label))
+    profile = replace(base, kernels=replace(kernels, label=label))
+    if found.host is None:
+        return profile
+    return replace(
+        profile,
+        host_step_s=found.host.step_s,
+        host_sequence_s=found.host.sequence_s,
+        host_layer_s=found.host.layer_s,
+    )
 
 
 def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str]:
     for matrix in layer_matrices(model):
-        compute, bits = compute_type(model, matrix.group), weight_bits(model, matrix.group)
+        compute, bits = kernel_type(model, matrix.group), weight_bits(model, matrix.group)
         if matrix.copies > 1:
             yield "experts"
         elif not kernels.has_gemm(compute, bits):

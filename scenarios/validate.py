@@ -7,11 +7,12 @@ stamps, or metrics (`ttft_s`, `tpot_s`, `e2e_s`) with their `mean`, `p50`, `p95`
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from servecast.calibration.measured import (
     CLIENT_PATH_S,
@@ -38,6 +39,7 @@ from servecast.sim.trace import COMPLETED, Trace
 MAX_BYTES = 1_000_000
 
 Row = dict[str, Any]
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,16 @@ class Case:
     ----------
     values : (metric, statistic) to seconds
     client : latencies include a client's path to the engine
+    latencies : of each request, where they are known
+    timeline : columns `t_s`, `running`, `waiting`, `kv_share` of what was measured
     """
 
     name: str
     loaded: LoadedScenario
     values: Mapping[tuple[str, str], float]
     client: bool = False
+    latencies: Latencies | None = None
+    timeline: Mapping[str, FloatArray] | None = None
 
 
 def load_case(path: Path) -> Case:
@@ -72,19 +78,28 @@ def load_case(path: Path) -> Case:
         raise InputError(f"{path}: scenario: expected a file")
     if not isinstance(data.get("client", False), bool):
         raise InputError(f"{path}: client: expected true or false")
-    values = _values(data.get("measured"), path)
-    loaded = load_scenario(path.parent / data["scenario"])
-    return Case(path.stem.removesuffix(".case"), loaded, values, data.get("client", False))
-
-
-def _values(block: Any, path: Path) -> dict[tuple[str, str], float]:
+    block = data.get("measured")
     if not isinstance(block, dict) or not block:
         raise InputError(f"{path}: measured: expected requests, or metrics")
-    if "requests" in block:
-        if len(block) > 1 or not isinstance(block["requests"], str):
-            raise InputError(f"{path}: measured.requests: expected a file, and no metrics beside")
-        latencies = read_requests(path.parent / block["requests"])
-        return {(m, s): latencies.stat(m, s) for m in METRICS for s in OF_REQUESTS}
+    latencies = _requests(block, path) if "requests" in block else None
+    values = _values(block, path) if latencies is None else statistics(latencies)
+    loaded = load_scenario(path.parent / data["scenario"])
+    name, client = path.stem.removesuffix(".case"), data.get("client", False)
+    return Case(name, loaded, values, client, latencies)
+
+
+def _requests(block: dict[str, Any], path: Path) -> Latencies:
+    if len(block) > 1 or not isinstance(block["requests"], str):
+        raise InputError(f"{path}: measured.requests: expected a file, and no metrics beside")
+    return read_requests(path.parent / block["requests"])
+
+
+def statistics(latencies: Latencies) -> dict[tuple[str, str], float]:
+    """Every metric's mean, p50 and p99."""
+    return {(m, s): latencies.stat(m, s) for m in METRICS for s in OF_REQUESTS}
+
+
+def _values(block: dict[str, Any], path: Path) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for metric, stats in block.items():
         if metric not in METRICS or not isinstance(stats, dict):
@@ -109,14 +124,20 @@ def validate(cases: Sequence[Case], profile: str | None = None) -> dict[str, Any
     ----------
     profile : kernels for all of them, in place of the scenarios' own
 
-    Returns `{rows, metrics, inside}`: a row for each measured value, medians and worst by
-    metric and statistic, and the share of intervals that hold what was measured, of each and of
-    all. Intervals come from the errors of the profile's kernels; without a profile there are none.
+    Returns `{rows, metrics, inside}`, as `summed_up` has it.
     """
-    rows = [row for case in cases for row in _rows(case, profile)]
+    return summed_up([row for case in cases for row in predict(case, profile).rows])
+
+
+def summed_up(rows: Sequence[Row]) -> dict[str, Any]:
+    """`{rows, metrics, inside}`: rows, medians and worst by metric and statistic, and the share of
+    intervals that hold what was measured, of each and of all.
+
+    Intervals come from the errors of the profile's kernels; without a profile there are none.
+    """
     names = dict.fromkeys(row["metric"] for row in rows)
     return {
-        "rows": rows,
+        "rows": list(rows),
         "metrics": {
             name: _summary([row for row in rows if row["metric"] == name]) for name in names
         },
@@ -140,45 +161,99 @@ def _inside(rows: Sequence[Row]) -> float | None:
     return sum(held) / len(held) if held else None
 
 
-def _rows(case: Case, profile: str | None) -> list[Row]:
+@dataclass(frozen=True)
+class Prediction:
+    """A case predicted.
+
+    Attributes
+    ----------
+    rows : one a measured value
+    latencies : of the simulated requests
+    trace : of the simulation
+    spread : half of the 90 % interval of a step time's logarithm; 0 without a profile
+    """
+
+    rows: list[Row]
+    latencies: Latencies
+    trace: Trace
+    spread: float
+
+
+def predict(case: Case, profile: str | None = None) -> Prediction:
+    """Simulate a case, and again with every kernel slower and faster by what is unsure.
+
+    Raises InputError for a profile that cannot be read, and for a load of which nothing completes.
+    """
     name = profile or case.loaded.scenario.profile
     # The profile is chosen here; the scenario's own would be read again.
     scenario = case.loaded.scenario.model_copy(update={"profile": None})
     loaded = replace(case.loaded, scenario=scenario)
     table = build_requests(scenario, loaded.path.parent, scenario.seed, _quiet)
 
-    def predict(profile: Profile) -> tuple[Latencies, Trace]:
+    def run(profile: Profile) -> tuple[Latencies, Trace]:
         trace = build(loaded, profile).simulate(table, fleet=fleet_of(scenario)).trace
         return _latencies(trace, loaded.path, CLIENT_PATH_S if case.client else 0.0), trace
 
     bounds: list[Latencies] = []
+    spread = 0.0
     if name is None:
-        predicted, _ = predict(GENERIC)
+        predicted, trace = run(GENERIC)
     else:
         setup, own = set_up(loaded), beside(name, loaded.path)
         kv = setup.memory.kv
         chosen = measured(GENERIC, own, setup.model, setup.hardware, kv)
-        predicted, trace = predict(chosen)
+        predicted, trace = run(chosen)
         parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
         spread = step_spread(load_profile(own), setup.model, setup.memory.tensor, kv.bits, parts_s)
-        bounds = [predict(chosen.slower(math.exp(sign * spread)))[0] for sign in (-1, 1)]
-    rows = []
-    for (metric, stat), value in case.values.items():
-        ours = predicted.stat(metric, stat)
-        ends = sorted(bound.stat(metric, stat) for bound in bounds)
-        rows.append(
-            {
-                "case": case.name,
-                "metric": f"{metric} {stat}",
-                "measured": value,
-                "predicted": ours,
-                "error": ours / value - 1,
-                "lo": ends[0] if ends else None,
-                "hi": ends[-1] if ends else None,
-                "inside": ends[0] <= value <= ends[-1] if ends else None,
-            }
+        bounds = [run(chosen.slower(math.exp(sign * spread)))[0] for sign in (-1, 1)]
+    rows = [
+        held(
+            case.name,
+            f"{metric} {stat}",
+            value,
+            predicted.stat(metric, stat),
+            [bound.stat(metric, stat) for bound in bounds],
         )
-    return rows
+        for (metric, stat), value in case.values.items()
+    ]
+    return Prediction(rows, predicted, trace, spread)
+
+
+def overlay(case: Case, prediction: Prediction) -> dict[str, Any]:
+    """Measured and predicted, request by request and over time, for a page."""
+    steps = prediction.trace.steps
+    start = float(prediction.trace.requests["arrival_ns"].min(initial=0))
+    timeline = {
+        "t_s": (steps["end_ns"] - start) / NS_PER_S,
+        "running": steps["running"].astype(np.float64),
+        "waiting": steps["waiting"].astype(np.float64),
+        "kv_share": steps["kv_blocks"] / max(1, prediction.trace.kv_blocks),
+    }
+    return {
+        "case": case.name,
+        "measured": None if case.latencies is None else asdict(case.latencies),
+        "predicted": asdict(prediction.latencies),
+        "timeline": timeline,
+        "measured_timeline": case.timeline,
+    }
+
+
+def held(case: str, metric: str, value: float, ours: float, bounds: Sequence[float]) -> Row:
+    """A row: what was measured, what was predicted, and the interval if there is one.
+
+    A queue may answer slower kernels with a lower percentile: the prediction is in it all the same.
+    """
+    ends = sorted([*bounds, ours]) if bounds else []
+    return {
+        "case": case,
+        "metric": metric,
+        "measured": value,
+        "predicted": ours,
+        "error": ours / value - 1,
+        "lo": ends[0] if ends else None,
+        "hi": ends[-1] if ends else None,
+        "inside": ends[0] <= value <= ends[-1] if ends else None,
+    }
 
 
 def _latencies(trace: Trace, path: Path, path_s: float) -> Latencies:
