@@ -101,17 +101,25 @@ def _fill(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
     return np.where(np.isnan(values), np.nanmedian(values), values)
 
 
-def held_out(rows: Rows, axes: Mapping[str, Sequence[float]]) -> HeldOut:
-    """Errors over all dimensions that have enough coordinates to leave some out."""
+def held_out(rows: Rows, axes: Mapping[str, Sequence[float]], along: Sequence[str] = ()) -> HeldOut:
+    """Errors over all dimensions, or those `along`, that have enough coordinates to leave some out.
+
+    Where none has enough for a quarter of them to be left out, they go one at a time.
+    """
+    columns = {name: rows.shape[name] for name in (along or rows.shape)}
+    enough = any(len(np.unique(column)) > LEFT_OUT_EVERY for column in columns.values())
     errors = []
-    for name, column in rows.shape.items():
+    for name, column in columns.items():
         measured = np.unique(column)
-        for first in range(1, LEFT_OUT_EVERY):
-            gone = [
-                x for x in measured[first::LEFT_OUT_EVERY] if x not in (measured[0], measured[-1])
-            ]
+        inside = measured[1:-1]
+        if enough:
+            groups = [measured[first::LEFT_OUT_EVERY] for first in range(1, LEFT_OUT_EVERY)]
+        else:
+            groups = [inside[at : at + 1] for at in range(len(inside))]
+        for group in groups:
+            gone = [x for x in group if x in inside]
             out = np.isin(column, gone)
-            if len(measured) < LEFT_OUT_EVERY + 1 or not out.any():
+            if (enough and len(measured) <= LEFT_OUT_EVERY) or not out.any():
                 continue
             kept = {**axes, name: [x for x in axes[name] if x not in gone] or list(axes[name])}
             grid = fit_grid(rows.take(~out), kept)
@@ -156,17 +164,24 @@ FEW = 12
 PROBABILITIES = np.linspace(2.5, 97.5, 20)
 
 
-def fit_family(kind: str, rows: Rows) -> Family:
+def fit_family(
+    kind: str,
+    rows: Rows,
+    few: int = FEW,
+    narrowest: float = NARROWEST,
+    along: Sequence[str] = (),
+) -> Family:
     """A grid over the family's usual points, with its errors on shapes left out.
 
-    Raises InputError where nothing of the family was measured.
+    `few` and `narrowest` in place of `FEW` and `NARROWEST`, `along` as `held_out` has it. Raises
+    InputError where nothing of the family was measured.
     """
+    if kind == "gemm":
+        rows = rows.take((rows.shape["n"] >= narrowest) & (rows.shape["k"] >= narrowest))
     if not len(rows.seconds):
         raise InputError(f"no rows of {kind} kernels")
-    if kind == "gemm":
-        rows = rows.take((rows.shape["n"] >= NARROWEST) & (rows.shape["k"] >= NARROWEST))
-    axes = {name: _covered(points, rows.shape[name]) for name, points in GRIDS[kind].items()}
-    left_out = held_out(rows, axes)
+    axes = {name: _covered(points, rows.shape[name], few) for name, points in GRIDS[kind].items()}
+    left_out = held_out(rows, axes, along)
     return Family(
         grid=fit_grid(rows, axes),
         rows=left_out.rows,
@@ -176,9 +191,9 @@ def fit_family(kind: str, rows: Rows) -> Family:
     )
 
 
-def _covered(points: tuple[float, ...], column: FloatArray) -> tuple[float, ...]:
+def _covered(points: tuple[float, ...], column: FloatArray, few: int) -> tuple[float, ...]:
     """What was measured where that is little, else the usual points within; two at least."""
     measured = np.unique(column)
     inside = [point for point in points if measured[0] <= point <= measured[-1]]
-    axis = measured.tolist() if len(measured) <= FEW or len(inside) < 2 else inside
+    axis = measured.tolist() if len(measured) <= few or len(inside) < 2 else inside
     return tuple(axis) if len(axis) > 1 else (axis[0], 2 * axis[0])

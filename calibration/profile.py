@@ -16,11 +16,15 @@ class Profile:
     host_step_s : scheduling, input preparation and output handling of one step, on the CPU.
         The default is the overhead a step published with the H100 fits of specdecode-bench,
         1.21 ms
+    host_sequence_s : the same, of each sequence in the step
+    host_layer_s : launching one layer's kernels, without CUDA graphs; None: `efficiency` has it
     kernels : measured ones; the efficiency stands for what they do not cover
     """
 
     efficiency: Efficiency = field(default_factory=Efficiency)
     host_step_s: float = 1.21e-3
+    host_sequence_s: float = 0.0
+    host_layer_s: float | None = None
     kernels: Kernels | None = None
 
     def slower(self, factor: float) -> "Profile":

@@ -7,7 +7,7 @@ import numpy as np
 from servecast.calibration.fit import PROBABILITIES
 from servecast.calibration.store import KernelProfile
 from servecast.costmodels.memory import Z90
-from servecast.costmodels.operators import compute_type
+from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import ModelSpec
 from servecast.costmodels.weights import layer_matrices, weight_bits
 
@@ -38,7 +38,7 @@ def step_spread(
     }
     whole = sum(size for size, _ in sizes.values())
     for size, matrix in sizes.values():
-        sigma = _sigma(profile, f"gemm {compute_type(model, matrix.group)}")
+        sigma = _sigma(profile, f"gemm {kernel_type(model, matrix.group)}")
         variance += (parts_s.get("gemm_s", 0.0) / total * size / whole * sigma) ** 2
     for part, kind in ATTENTION.items():
         sigma = _sigma(profile, f"{kind} {round(kv_bits)}")

@@ -5,7 +5,7 @@ last axis.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,23 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Host:
+    """Time of an engine on the CPU, from steps in which a device has next to nothing to do.
+
+    Attributes
+    ----------
+    engine : name and version
+    step_s, sequence_s : of a step, and of each sequence in it
+    layer_s : launching one layer's kernels one by one
+    """
+
+    engine: str
+    step_s: float
+    sequence_s: float
+    layer_s: float
+
+
+@dataclass(frozen=True)
 class KernelProfile:
     """What a file holds.
 
@@ -64,7 +81,10 @@ class KernelProfile:
     source : what was measured, by whom, under which licence
     families : by "gemm 16bit", "decode 8" and so on
     all_reduce : by ranks
-    small_kernel_s : as `costmodels.kernels.Kernels` has it
+    small_kernel_s, small, sampling, block_factor, query_factor : as `costmodels.kernels.Kernels`
+        has them
+    host : of an engine, where one was run
+    extras : what else was measured, by name: seconds, bytes a second, ratios
     """
 
     name: str
@@ -74,6 +94,12 @@ class KernelProfile:
     families: Mapping[str, Family]
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
     small_kernel_s: float = SMALL_KERNEL_S
+    small: Curve | None = None
+    sampling: Curve | None = None
+    block_factor: Mapping[int, float] = field(default_factory=dict)
+    query_factor: Mapping[int, float] = field(default_factory=dict)
+    host: Host | None = None
+    extras: Mapping[str, float] = field(default_factory=dict)
 
     def kernels(self) -> Kernels:
         """As a cost model takes them."""
@@ -89,6 +115,10 @@ class KernelProfile:
             decode={int(bits): grid for bits, grid in of("decode").items()},
             all_reduce=self.all_reduce,
             small_kernel_s=self.small_kernel_s,
+            small=self.small,
+            sampling=self.sampling,
+            block_factor=self.block_factor,
+            query_factor=self.query_factor,
         )
 
 
@@ -137,7 +167,34 @@ def _profile(data: Any, path: Path) -> KernelProfile:
         all_reduce={
             int(ranks): _curve(row) for ranks, row in (data.get("all_reduce") or {}).items()
         },
+        small=_curve(data["small"]) if "small" in data else None,
+        sampling=_curve(data["sampling"]) if "sampling" in data else None,
+        block_factor=_factors(data, "block_factor"),
+        query_factor=_factors(data, "query_factor"),
+        host=_host(data["host"]) if "host" in data else None,
+        extras={str(name): _number(value) for name, value in (data.get("extras") or {}).items()},
     )
+
+
+def _factors(data: Mapping[str, Any], key: str) -> dict[int, float]:
+    found = {int(size): _number(value) for size, value in (data.get(key) or {}).items()}
+    if any(size < 1 or not 0 < value < 1e3 for size, value in found.items()):
+        raise ValueError(f"{key}: expected factors above 0 by size")
+    return found
+
+
+def _host(row: Mapping[str, Any]) -> Host:
+    times = [_number(row[name]) for name in ("step_s", "sequence_s", "layer_s")]
+    if not all(0 <= value < 1e3 for value in times):
+        raise ValueError("host: expected seconds, 0 or more")
+    return Host(str(row["engine"]), *times)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"expected a number: {value}")
+    return number
 
 
 def _small(value: Any) -> float:
@@ -174,7 +231,7 @@ def _curve(row: Mapping[str, Any]) -> Curve:
     sizes, seconds = _axis(row["bytes"]), tuple(float(value) for value in row["seconds"])
     positive = all(0 < value < 1e6 for value in seconds)
     if len(sizes) != len(seconds) or not positive:
-        raise ValueError("all_reduce: expected as many positive seconds as sizes")
+        raise ValueError("a curve needs as many positive seconds as sizes")
     return Curve(sizes, seconds)
 
 
@@ -187,6 +244,10 @@ def profile_facts(profile: KernelProfile) -> dict[str, Any]:
         "source": dict(profile.source),
         "small_kernel_s": profile.small_kernel_s,
         "all_reduce_ranks": sorted(profile.all_reduce),
+        "block_factor": {str(size): value for size, value in profile.block_factor.items()},
+        "query_factor": {str(size): value for size, value in profile.query_factor.items()},
+        "host": None if profile.host is None else asdict(profile.host),
+        "extras": dict(profile.extras),
         "families": {
             name: {
                 "rows": family.rows,
@@ -226,7 +287,32 @@ def profile_text(profile: KernelProfile) -> str:
     if profile.all_reduce:
         lines.append("all_reduce:")
         for ranks, curve in profile.all_reduce.items():
-            lines.append(f"  {ranks}:")
-            lines.append(f"    bytes: [{', '.join(f'{size:.0f}' for size in curve.sizes)}]")
-            lines.append(f"    seconds: [{', '.join(f'{s:.4g}' for s in curve.seconds)}]")
+            lines += [f"  {ranks}:", *_curve_lines(curve, "    ")]
+    for name, measured in (("small", profile.small), ("sampling", profile.sampling)):
+        if measured is not None:
+            lines += [f"{name}:", *_curve_lines(measured, "  ")]
+    rest: dict[str, Any] = {
+        "block_factor": _rounded(profile.block_factor),
+        "query_factor": _rounded(profile.query_factor),
+        "extras": _rounded(profile.extras),
+    }
+    if profile.host is not None:
+        rest["host"] = {
+            key: value if isinstance(value, str) else float(f"{value:.4g}")
+            for key, value in asdict(profile.host).items()
+        }
+    rest = {name: value for name, value in rest.items() if value}
+    if rest:
+        lines.append(yaml.safe_dump(rest, sort_keys=False).rstrip("\n"))
     return "\n".join(lines) + "\n"
+
+
+def _rounded(values: Mapping[Any, float]) -> dict[Any, float]:
+    return {key: float(f"{value:.4g}") for key, value in values.items()}
+
+
+def _curve_lines(curve: Curve, indent: str) -> list[str]:
+    return [
+        f"{indent}bytes: [{', '.join(f'{size:.0f}' for size in curve.sizes)}]",
+        f"{indent}seconds: [{', '.join(f'{s:.4g}' for s in curve.seconds)}]",
+    ]

@@ -102,11 +102,15 @@ class Kernels:
     Attributes
     ----------
     label : what a report says of where they are from
-    gemm : by "16bit", "fp8" or "fp4": axes m, n, k
+    gemm : by "32bit", "16bit", "fp8" or "fp4": axes m, n, k
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
     all_reduce : by ranks: seconds of a message in bytes
     small_kernel_s : of a norm, a rotation, an activation, whatever the size
+    small : seconds of all such kernels of one layer, by `operators.small_bytes`
+    sampling : seconds of choosing tokens, by logits
+    block_factor : decode attention at a block size, over the one that the grid was measured at
+    query_factor : decode attention of so many query tokens a sequence, over that of one
     scale : on every time, to see what an error of so much would do
     """
 
@@ -116,6 +120,10 @@ class Kernels:
     decode: Mapping[int, Grid] = field(default_factory=dict)
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
     small_kernel_s: float = SMALL_KERNEL_S
+    small: Curve | None = None
+    sampling: Curve | None = None
+    block_factor: Mapping[int, float] = field(default_factory=dict)
+    query_factor: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
 
     def __repr__(self) -> str:
@@ -125,7 +133,9 @@ class Kernels:
             for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
-        rest = (sorted(self.all_reduce.items()), self.small_kernel_s, self.scale)
+        for factors in (self.all_reduce, self.block_factor, self.query_factor):
+            digest.update(repr(sorted(factors.items())).encode())
+        rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
 
@@ -165,11 +175,19 @@ class Kernels:
         kv_heads: int,
         group: float,
         token_bytes: float,
+        block_size: int = 0,
+        query_len: int = 1,
     ) -> Lines | None:
-        """Seconds of one layer by the context of all sequences together, equal ones assumed."""
+        """Seconds of one layer by the context of all sequences together, equal ones assumed.
+
+        None where no such kernel was measured: KV of other bits, several query tokens without a
+        factor for them. `block_size` 0 is the one that was measured.
+        """
         grid = self.decode.get(round(kv_bits))
-        if grid is None:
+        if grid is None or (query_len > 1 and not self.query_factor):
             return None
+        scale = self.scale * _by_size(self.block_factor, block_size)
+        scale *= _by_size(self.query_factor, query_len)
         context = between(grid.axes[1])
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         form = decode_form_s(float(sequences), context, token_bytes, bandwidth)
@@ -181,7 +199,7 @@ class Kernels:
         many = min(grid.axes[0][-1], COLD_SEQUENCES)
         cold = float(grid.factor(many, long, heads, group)[0])
         read_s = sequences * context * token_bytes / bandwidth
-        return through(context * sequences, self.scale * np.maximum(form * factor, read_s * cold))
+        return through(context * sequences, scale * np.maximum(form * factor, read_s * cold))
 
     def prefill_lines(
         self,
@@ -204,6 +222,15 @@ class Kernels:
         return through(pairs, self.scale * form * grid.factor(new, float(heads), group))
 
 
+def _by_size(factors: Mapping[int, float], size: int) -> float:
+    """Of a size, straight in logarithms between those that were measured; 1 if none were."""
+    if not factors or size < 1:
+        return 1.0
+    sizes = sorted(factors)
+    logs = [math.log2(factors[key]) for key in sizes]
+    return float(np.exp2(np.interp(math.log2(size), np.log2(sizes), logs)))
+
+
 #: Kernels are timed over and over on the same tensors, so small ones read from the L2 cache (50 to
 #: 128 MB on these devices), faster than from memory. In a server another layer's tensors lie there.
 #: So nothing is read faster than by the kernels on tensors far too large for
@@ -213,7 +240,15 @@ COLD_CONTEXT = 8_192.0
 COLD_SEQUENCES = 64.0
 
 #: Stored bits of a weight that the measured kernels read, by what they compute in.
-WEIGHT_BITS = {"16bit": 16.0, "fp8": 8.0, "fp4": 4.5}
+WEIGHT_BITS = {
+    "32bit": 32.0,
+    "16bit": 16.0,
+    "fp8": 8.0,
+    "int8": 8.0,
+    "fp4": 4.5,
+    # Weights only: computed in 16 bits.
+    "int4": 4.25,
+}
 
 
 def between(axis: tuple[float, ...]) -> FloatArray:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from servecast.costmodels.collectives import all_reduce_s, send_s
 from servecast.costmodels.efficiency import Efficiency
-from servecast.costmodels.kv_format import KvFormat
+from servecast.costmodels.kv_format import FP32_BITS, KvFormat
 from servecast.costmodels.kv_layout import (
     full_layer_kv_bytes_per_token,
     layer_kv_bytes_per_token,
@@ -21,6 +21,9 @@ from servecast.costmodels.weights import (
     layer_matrices,
     weight_bits,
 )
+
+#: Stored bits of a 4-bit weight with its scales, at most.
+INT4_BITS = 5.0
 
 #: Norms, rotary embedding and activation: small kernels of a layer beside GEMMs and attention.
 SMALL_KERNELS_PER_LAYER = 4
@@ -104,6 +107,19 @@ def compute_type(model: ModelSpec, group: str) -> str:
     if quantization is None or group in ("router", "lm_head") or group in quantization.keeps:
         return "16bit"
     return quantization.compute
+
+
+def kernel_type(model: ModelSpec, group: str) -> str:
+    """The family of measured matrices that one of this group belongs to."""
+    compute, bits = compute_type(model, group), weight_bits(model, group)
+    if compute == "16bit" and bits == FP32_BITS:
+        return "32bit"
+    return "int4" if compute == "16bit" and bits <= INT4_BITS else compute
+
+
+def small_bytes(model: ModelSpec, tensor: int) -> float:
+    """A token's traffic in the small kernels of one layer: two norms with residual, activation."""
+    return model.dtype_bytes * (8.0 * model.hidden_size + 3.0 * model.intermediate_size / tensor)
 
 
 @dataclass(frozen=True)

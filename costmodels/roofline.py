@@ -18,10 +18,11 @@ from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.operators import (
     attention,
     communication_s,
-    compute_type,
     elementwise_s,
     gemm,
+    kernel_type,
     kernels,
+    small_bytes,
     sublayers,
     window_pairs,
 )
@@ -65,6 +66,9 @@ class Roofline:
         kv: KvFormat = BFLOAT16,
         efficiency: Efficiency = GENERIC,
         host_s: float = 0.0,
+        host_sequence_s: float = 0.0,
+        host_layer_s: float | None = None,
+        block_size: int = 0,
         async_scheduling: bool = True,
         cuda_graph_sizes: tuple[int, ...] = (),
         measured: Kernels | None = None,
@@ -73,8 +77,11 @@ class Roofline:
 
         Parameters
         ----------
-        host_s : scheduling, input preparation and output of a step; hidden behind the device
-            where `async_scheduling` holds
+        host_s, host_sequence_s : scheduling, input preparation and output of a step, and of each
+            sequence in it; hidden behind the device where `async_scheduling` holds
+        host_layer_s : what launching a layer's kernels one by one takes; None: as `efficiency` has
+            it. Hidden behind the device, but where the host is the device (a CPU)
+        block_size : of the KV cache, where `measured` tells them apart; 0 is the measured one
         cuda_graph_sizes : ascending, `graphs.capture_sizes`; empty means enforce_eager
         measured : kernel times; what they do not cover is priced by `efficiency`
 
@@ -87,6 +94,7 @@ class Roofline:
         self._attention = attention(model, hardware, parallel, kv, efficiency)
         self._measured = measured
         self._kv = kv
+        self._block_size = block_size
         self._matrices = [
             (
                 matrix.group in MOE_GROUPS,
@@ -109,9 +117,13 @@ class Roofline:
             small_s = measured.scale * measured.small_kernel_s
             self._small_s = model.num_layers * SMALL_KERNELS * small_s
         eager_s = 0.0 if cuda_graph_sizes else kernels(model) * efficiency.eager_launch_s
-        # What the device must wait out, and what comes on top of it.
-        self._floor_s = host_s + eager_s
-        self._host_s = 0.0 if async_scheduling else host_s
+        if host_layer_s is not None and not cuda_graph_sizes:
+            eager_s = model.num_layers * host_layer_s
+        # What the device must wait out, and what comes on top of it: of a step, of a sequence.
+        self._floor = host_s + eager_s, host_sequence_s
+        self._host = (0.0, 0.0) if async_scheduling else (host_s, host_sequence_s)
+        if hardware.kind == "cpu":
+            self._floor, self._host = (0.0, 0.0), self._floor
         self._by_tokens: dict[int, tuple[float, float, float, float, float]] = {}
         self._by_sampled: dict[int, tuple[float, float, float, float, float]] = {}
         self._by_decodes: dict[int, RooflineDecode] = {}
@@ -144,7 +156,7 @@ class Roofline:
             flops += decode_flops
             moved += decode_bytes
         device_s = gemm_s + prefill_s + decode_s + moe_s + collective_s + sampling_s
-        host_s = max(self._host_s, self._floor_s - device_s)
+        host_s = self.host_s(decodes + len(prefills), device_s)
         return StepCost(
             gemm_s,
             prefill_s,
@@ -159,10 +171,15 @@ class Roofline:
             moved,
         )
 
+    def host_s(self, sequences: int, device_s: float) -> float:
+        """Seconds that the host adds to a step of so many sequences."""
+        (step_s, each_s), (floor_s, floor_each_s) = self._host, self._floor
+        return max(step_s + each_s * sequences, floor_s + floor_each_s * sequences - device_s)
+
     def _matrix_lines(self, matrix: Matrix) -> Lines | None:
         if self._measured is None or matrix.copies > 1:
             return None
-        compute = compute_type(self.model, matrix.group)
+        compute = kernel_type(self.model, matrix.group)
         bits = weight_bits(self.model, matrix.group)
         return self._measured.gemm_lines(self.hardware, compute, matrix.n, matrix.k, bits)
 
@@ -205,7 +222,7 @@ class Roofline:
             matrix_flops, matrix_bytes = matrix.work(tokens)
             flops += matrix_flops
             moved += matrix_bytes
-        small_s = max(run * self._elementwise_s, self._small_s)
+        small_s = self._small_seconds(run)
         dense_s = seconds[0] + small_s + self._launch_s
         collective_s = self._communication_s(run)
         stages = self.parallel.pipeline
@@ -213,12 +230,25 @@ class Roofline:
         self._by_tokens[tokens] = priced
         return priced
 
+    def _small_seconds(self, tokens: int) -> float:
+        """Norms, rotation, activation and KV write of all layers."""
+        curve = None if self._measured is None else self._measured.small
+        if self._measured is None or curve is None:
+            return max(tokens * self._elementwise_s, self._small_s)
+        layer_s = curve.at(tokens * small_bytes(self.model, self.parallel.tensor))
+        return self._measured.scale * self.model.num_layers * layer_s
+
+    def _sampling_s(self, logits: int) -> float:
+        if self._measured is not None and self._measured.sampling is not None:
+            return self._measured.scale * self._measured.sampling.at(logits)
+        bandwidth = self.hardware.memory_bandwidth_bytes_per_s
+        return logits * SAMPLING_BYTES_PER_LOGIT / (bandwidth * self.efficiency.sampling_bandwidth)
+
     def _price_sampled(self, sampled: int) -> tuple[float, float, float, float, float]:
         """(lm_head, sampling, gather seconds; FLOPs, bytes) for so many rows of logits."""
         priced = (0.0, 0.0, 0.0, 0.0, 0.0)
         if sampled:
             logits = sampled * self.model.vocab_size
-            bandwidth = self.hardware.memory_bandwidth_bytes_per_s
             gather_s = all_gather_s(
                 logits * self.model.dtype_bytes,
                 self.parallel.tensor,
@@ -229,9 +259,7 @@ class Roofline:
                 self._head_lines.at(sampled)
                 if self._head_lines
                 else self._head.seconds(sampled) + self.efficiency.launch_s,
-                logits
-                * SAMPLING_BYTES_PER_LOGIT
-                / (bandwidth * self.efficiency.sampling_bandwidth),
+                self._sampling_s(logits),
                 gather_s,
                 *self._head.work(sampled),
             )
@@ -294,12 +322,19 @@ class Roofline:
     def _measured_decodes(self, decodes: int, decode_tokens: int) -> Lines | None:
         """From measured kernels, where there are some of this kind."""
         a, model, tensor = self._attention, self.model, self.parallel.tensor
-        if self._measured is None or model.mla is not None or decode_tokens != decodes:
+        if self._measured is None or model.mla is not None:
             return None
         heads = kv_heads(model, tensor)
         group = model.num_attention_heads // tensor / heads
         layer = self._measured.decode_lines(
-            self.hardware, self._kv.bits, decodes, heads, group, a.token_bytes
+            self.hardware,
+            self._kv.bits,
+            decodes,
+            heads,
+            group,
+            a.token_bytes,
+            self._block_size,
+            -(-decode_tokens // decodes),
         )
         if layer is None:
             return None
@@ -339,7 +374,10 @@ class RooflineDecode:
 
     def __init__(self, roofline: Roofline, decodes: int) -> None:
         empty = roofline.step(StepShape((), decodes, decodes, 0, decodes))
-        fixed_s = sum(empty[:7]) + roofline._host_s
+        # What the host adds where the device is not waited for, and what it takes at least.
+        step_s, each_s = roofline._host
+        floor_s, floor_each_s = roofline._floor
+        fixed_s = sum(empty[:7]) + (step_s + each_s * decodes)
         lines = roofline._decode_lines(decodes, decodes)
         # The empty step holds the first line's offset already.
         first = lines.offsets[0]
@@ -352,7 +390,7 @@ class RooflineDecode:
         )
         self._bends = bool(lines.ends)
         self._first = self._lines.offsets[0], self._lines.slopes[0]
-        self._floor_ns = roofline._floor_s * NS_PER_S
+        self._floor_ns = (floor_s + floor_each_s * decodes) * NS_PER_S
 
     def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps, the first of which reads `context_tokens`."""

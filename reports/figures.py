@@ -65,7 +65,7 @@ def latency_cdf(sample: WeightedSample, limits: Mapping[str, float], label: str)
         axes.plot(curve_s, CURVE, color=COLOURS["blue"], linewidth=1.8)
         axes.set_ylim(0, 114)
         axes.set_yticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
-        _seconds_axis(axes, curve_s, limits)
+        seconds_axis(axes, curve_s, limits)
         for percent, (right, up, align) in MARKS.items():
             value = sample.percentile(percent) / NS_PER_S
             axes.plot(value, percent, "o", color=COLOURS["ink"], markersize=4.5)
@@ -82,24 +82,24 @@ def latency_cdf(sample: WeightedSample, limits: Mapping[str, float], label: str)
     return panel(draw, f"Cumulative distribution: {label}")
 
 
-def _seconds_axis(axes: "Axes", curve_s: FloatArray, limits: Mapping[str, float]) -> None:
+def seconds_axis(axes: "Axes", curve_s: FloatArray, limits: Mapping[str, float]) -> None:
     """Linear from 0 where that shows the distribution, else logarithmic."""
     floor = 1 / NS_PER_S
     middle = max(float(np.median(curve_s)), floor)
     high = max([float(curve_s[-1]), floor, *limits.values()])
     if high / middle < LINEAR_RANGE:
         axes.set_xlim(0, high * 1.08)
-        _time_ticks(axes.xaxis, high * 1.08)
+        time_ticks(axes.xaxis, high * 1.08)
         return
     low = max(float(curve_s[0]), high * 1e-6)
     axes.set_xscale("log")
     axes.set_xlim(low / 1.15, high * 1.3)
-    ticks = _decades(low / 1.15, high * 1.3)
+    ticks = decades(low / 1.15, high * 1.3)
     axes.set_xticks(ticks, [units.tick_seconds(tick) for tick in ticks])
     axes.minorticks_off()
 
 
-def _time_ticks(axis: "Axis", high_s: float) -> None:
+def time_ticks(axis: "Axis", high_s: float) -> None:
     """Round ticks from 0 in the unit that fits the highest, which alone names it."""
     from matplotlib.ticker import MaxNLocator
 
@@ -110,7 +110,7 @@ def _time_ticks(axis: "Axis", high_s: float) -> None:
     axis.set_ticks(ticks * size, [*labels[:-1], f"{labels[-1]} {unit}"])
 
 
-def _decades(low: float, high: float) -> list[float]:
+def decades(low: float, high: float) -> list[float]:
     """Powers of ten between, with their threefold where there is room."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     steps = (1.0, 3.0) if len(powers) <= 4 else (1.0,)
@@ -157,7 +157,7 @@ def _time_panel(line: Timeline, draw: Callable[["Axes", Timeline], None], label:
         draw(axes, line)
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, line.edges_s[-1])
-        _time_ticks(axes.xaxis, float(line.edges_s[-1]))
+        time_ticks(axes.xaxis, float(line.edges_s[-1]))
 
     return panel(draw_all, label)
 
@@ -176,9 +176,9 @@ def ttft_over_time(groups: ArrivalGroups, limits: Mapping[str, float]) -> str:
             axes.axhline(limit, label=f"limit {units.stat_name(stat)}", **LIMIT_LINE)
         high = 1.25 * max([float(groups.ttft_s["p95"].max()), 1 / NS_PER_S, *limits.values()])
         axes.set_ylim(0, high)
-        _time_ticks(axes.yaxis, high)
+        time_ticks(axes.yaxis, high)
         axes.set_xlim(0, groups.end_s)
-        _time_ticks(axes.xaxis, groups.end_s)
+        time_ticks(axes.xaxis, groups.end_s)
         axes.legend(loc="upper left", ncols=3)
 
     return panel(draw, label)

@@ -77,7 +77,7 @@ def panel(
         inside = WIDTH - left - RIGHT, height - bottom - TOP
         box = (left / WIDTH, bottom / height, inside[0] / WIDTH, inside[1] / height)
         draw(figure.add_axes(box))
-        return _element(_body(_render(figure)), label, height)
+        return element(markup(render(figure)), label, height)
 
 
 def message(text: str, label: str) -> str:
@@ -87,22 +87,22 @@ def message(text: str, label: str) -> str:
         f'<text x="{WIDTH // 2}" y="{height // 2}" text-anchor="middle" '
         f'style="font-size: 13px; fill: {_variable("muted")}">{escape(text)}</text>'
     )
-    return _element(body, label, height)
+    return element(body, label, height)
 
 
-def _element(body: str, label: str, height: int) -> str:
+def element(body: str, label: str, height: int) -> str:
     size = f'viewBox="0 0 {WIDTH} {height}"'
     return f'<svg {size} role="img" aria-label="{escape(label)}">{body}</svg>'
 
 
-def _render(figure: "Figure") -> str:
+def render(figure: "Figure") -> str:
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     return buffer.getvalue()
 
 
-def _body(svg: str) -> str:
+def markup(svg: str) -> str:
     """What is inside the svg element, without what a page does not need."""
     svg = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     used = set(re.findall(r"#(\w+)", svg))

@@ -15,6 +15,10 @@ def render_validation(answer: Mapping[str, Any]) -> RenderableType:
         lines.append(Text(name, "bold"))
         lines.append(_table(row for row in answer["rows"] if row["case"] == name))
     lines.append(Text(""))
+    for found in answer.get("engines", ()):
+        error = found["median_step_error"]
+        steps = "" if error is None else f", {found['steps']} steps, median error {error:.1%}"
+        lines.append(Text(f"{found['case']}: {found['engine']}{steps}"))
     for name, found in answer["metrics"].items():
         lines.append(
             Text(

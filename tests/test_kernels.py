@@ -499,7 +499,7 @@ def test_damaged_tables_of_llmservingsim(tmp_path: Path, name: str, text: str) -
         (["{}", "--from", "aiconfigurator"], "--system: name one of a100_sxm"),
         (["{}", "--from", "aiconfigurator", "--system", "x"], "name its device"),
         (["{}", "--from", "aiconfigurator", "--system", "l40s"], "no tables of l40s"),
-        (["{}", "--show", "h100-sxm"], "--show: takes no tables"),
+        (["{}", "--show", "h100-sxm"], "--show: takes neither tables"),
         (["--show", "h101"], "'h101' is not known"),
     ],
 )

@@ -1,0 +1,139 @@
+"""`servecast calibrate --device`: from a device to its profile."""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from servecast.calibration import engines
+from servecast.calibration.device_profile import device_profile
+from servecast.calibration.measuring import Measured, Tell, Worker, measure, started
+from servecast.calibration.shapes import SMALL, Target, coarse, fine
+from servecast.calibration.store import Host, KernelProfile
+from servecast.costmodels.catalogue import hardware_names, load_hardware
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.specs import HardwareSpec
+
+#: Messages of an all-reduce, bytes.
+MESSAGES = tuple(2**power for power in range(10, 25, 2))
+
+#: Words of a GPU's own name that say which of two devices of the catalogue it is.
+FORM_FACTORS = {"hbm3": "sxm", "hbm2e": "sxm", "pcie": "pcie"}
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be measured, where and for how long.
+
+    Attributes
+    ----------
+    device : "cpu" or "cuda:0"
+    python : the one that will serve, or ours
+    kernels : "auto", "torch" or "vllm"
+    engine : of which the host's time is measured too; "" for none
+    flags, environment : of that engine
+    """
+
+    device: str
+    budget_s: float
+    python: str = sys.executable
+    kernels: str = "auto"
+    engine: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_campaign(
+    campaign: Campaign, target: Target, date: str, tell: Tell | None = None
+) -> tuple[KernelProfile, Measured]:
+    """Measure and fit.
+
+    Raises InputError without torch, without the device, for a device that is not the target's,
+    and where there was too little time.
+    """
+    with started(campaign.device, campaign.python, campaign.kernels) as worker:
+        check_device(worker.facts, campaign.device, target.hardware)
+        found = measure(worker, coarse(target), fine(target), campaign.budget_s, tell)
+        host: Host | None = None
+        if not found.facts.get("interrupted"):
+            found.all_reduce = _all_reduces(worker, campaign.device)
+            if campaign.engine:
+                jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment)
+                own = {
+                    number: _null_layer_s(worker, target, number) for number in engines.SEQUENCES
+                }
+                host = engines.measure_host(campaign.python, jobs, own.__getitem__)
+    return device_profile(found, target.hardware, target.hardware.name, date, host), found
+
+
+def _all_reduces(worker: Worker, device: str) -> dict[int, dict[float, float]]:
+    """By ranks: of as many GPUs as there are, of two processes on a CPU."""
+    found = {}
+    for ranks in (2, 4, 8):
+        reply = worker.ask({"op": "all_reduce", "ranks": ranks, "sizes": list(MESSAGES)})
+        if "error" in reply:
+            break
+        found[ranks] = {float(size): float(s) for size, s in reply["sizes"].items()}
+        if device == "cpu":
+            break
+    return found
+
+
+def _null_layer_s(worker: Worker, target: Target, sequences: int) -> float:
+    """Seconds of one layer of the null model, measured as a whole."""
+    null, dtype = engines.NULL, target.dtype
+    hidden, wide = int(str(null["hidden_size"])), int(str(null["intermediate_size"]))
+    heads, kv = int(str(null["num_attention_heads"])), int(str(null["num_key_value_heads"]))
+    dim = int(str(null["head_dim"]))
+    shape = {"heads": heads, "kv_heads": kv, "head_dim": dim, "block_size": target.block_size}
+    matrices = [
+        ((heads + 2 * kv) * dim, hidden),
+        (hidden, heads * dim),
+        (2 * wide, hidden),
+        (hidden, wide),
+    ]
+    parts: list[dict[str, Any]] = [
+        {"op": "gemm", "m": sequences, "n": n, "k": k, "dtype": dtype} for n, k in matrices
+    ]
+    context = engines.PROMPT_TOKENS + engines.OUTPUT_TOKENS // 2
+    own = {"sequences": sequences, "context": context, "dtype": dtype}
+    parts.append({"op": "decode", **own, **shape})
+    tokens = {"tokens": sequences, "hidden": hidden, "intermediate": wide, "dtype": dtype}
+    parts += [{"op": name, **tokens, **shape} for name in SMALL]
+    reply = worker.ask({"op": "chain", "parts": parts})
+    return float(reply.get("seconds", 0.0))
+
+
+def hardware_of(facts: Mapping[str, Any], device: str) -> HardwareSpec:
+    """The catalogue's device that a worker runs on.
+
+    Raises InputError where its name says none, or several.
+    """
+    if device == "cpu":
+        return load_hardware("cpu")
+    name = str(facts["device"])
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    words |= {form for word, form in FORM_FACTORS.items() if word in words}
+    fitting = [own for own in hardware_names() if _fits(own, words)]
+    memory = float(facts.get("memory_bytes", 0))
+    best = sorted(
+        fitting, key=lambda own: (-len(own), abs(load_hardware(own).memory_bytes - memory))
+    )
+    if not best:
+        raise InputError(f"--hardware: name the device: {name!r} is not in the catalogue")
+    return load_hardware(best[0])
+
+
+def _fits(own: str, words: set[str]) -> bool:
+    """Every part of a catalogue name is in the device's, but for memory sizes and a lone sxm."""
+    parts = [part for part in own.split("-") if not re.fullmatch(r"\d+gb", part)]
+    return all(part in words or (part == "sxm" and "pcie" not in words) for part in parts)
+
+
+def check_device(facts: Mapping[str, Any], device: str, hardware: HardwareSpec) -> None:
+    """Raises InputError where a worker runs on a kind of device that is not the target's."""
+    if (device == "cpu") != (hardware.kind == "cpu"):
+        raise InputError(
+            f"--hardware {hardware.name}: not what --device {device} is ({facts['device']})"
+        )

@@ -1,0 +1,132 @@
+"""Answers requests for measurements: `python -m servecast.calibration.device.worker DEVICE`.
+
+First a line of facts about the device; then, for each JSON line on its input, one on its output:
+`{"seconds", "noise", "runs"}` or `{"error"}`. Ends with its input.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from servecast.calibration.device import collectives, operators
+from servecast.calibration.device.operators import Builder, Request
+from servecast.calibration.device.timing import cache_bytes, measure
+
+#: What a device may refuse, out of memory included; anything else is a fault of this program.
+REFUSALS = (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, ImportError)
+
+
+def kernels(device: torch.device, wanted: str) -> tuple[str, Mapping[str, Builder]]:
+    """Whose: "vllm" where the device is a CPU and vLLM is there, unless "torch" is wanted."""
+    if device.type == "cpu" and wanted != "torch":
+        try:
+            from servecast.calibration.device import vllm_cpu
+
+            return "vllm", vllm_cpu.BUILDERS
+        except ImportError:
+            if wanted == "vllm":
+                raise
+    return "torch", operators.BUILDERS
+
+
+def facts(device: torch.device, whose: str) -> dict[str, Any]:
+    """What a profile says of where it was measured."""
+    found: dict[str, Any] = {
+        "device": _cpu_name(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernels": whose,
+        "cache_bytes": cache_bytes(device),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if whose == "vllm":
+        import vllm
+
+        found["kernels"] = f"vllm {vllm.__version__}"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "device": properties.name,
+            "memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+        }
+        with contextlib.suppress(*REFUSALS):
+            import triton
+
+            found["triton"] = triton.__version__
+    return found
+
+
+def clocks(device: torch.device) -> dict[str, float]:
+    """Clock and temperature now, where the driver tells."""
+    found: dict[str, float] = {}
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):
+            found["clock_mhz"] = float(torch.cuda.clock_rate(device))
+            found["temperature_c"] = float(torch.cuda.temperature(device))
+    else:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = Path("/proc/cpuinfo").read_text()
+            found["clock_mhz"] = float(text.split("cpu MHz")[1].split(":")[1].split()[0])
+    return found
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError, IndexError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def answer(
+    request: Request, device: torch.device, builders: Mapping[str, Builder]
+) -> dict[str, Any]:
+    """Measure what is asked, or say why not."""
+    if request["op"] == "clocks":
+        return {"clocks": clocks(device)}
+    try:
+        if request["op"] == "all_reduce":
+            timings = collectives.all_reduce(request["ranks"], request["sizes"], device.type)
+            return {"sizes": {str(size): timing.seconds for size, timing in timings.items()}}
+        if request["op"] == "chain":
+            calls = operators.chain(request, device, builders)
+        else:
+            calls = list(builders[request["op"]](request, device))
+        eager = device.type == "cpu" or request.get("eager")
+        timing = measure(calls, device) if eager or device.type == "cuda" else None
+    except REFUSALS as error:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+    assert timing is not None
+    return {"seconds": timing.seconds, "noise": timing.noise, "runs": timing.runs}
+
+
+def main() -> None:
+    # Libraries print; the answers have the real output to themselves.
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    device = torch.device(sys.argv[1])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print(json.dumps({"error": "no GPU that this PyTorch can use"}), file=output, flush=True)
+        return
+    whose, builders = kernels(device, sys.argv[2] if len(sys.argv) > 2 else "auto")
+    print(json.dumps(facts(device, whose)), file=output, flush=True)
+    with torch.inference_mode():
+        for line in sys.stdin:
+            reply = answer(json.loads(line), device, builders)
+            print(json.dumps(reply), file=output, flush=True)
+
+
+if __name__ == "__main__":
+    main()

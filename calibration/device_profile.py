@@ -1,0 +1,239 @@
+"""From what a device gave to its profile, and the raw rows beside it."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.measuring import Measured, Row
+from servecast.calibration.store import AXES, Family, Host, KernelProfile
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve, Grid
+from servecast.costmodels.specs import HardwareSpec
+
+#: Coordinates up to so many are all kept: a device is measured at the shapes of its models.
+FEW = 64
+
+#: What is left out to see how good a fit is: between a model's own widths and heads, all of which
+#: were measured, nothing has to be guessed.
+ALONG = {"gemm": ("m",), "decode": ("sequences", "context"), "prefill": ("new",)}
+
+#: Points that a family needs, or its grid says nothing.
+FEWEST = 4
+
+#: Columns of the raw rows beside each family's coordinates.
+MEASURES = ("seconds", "form_s", "fitted_s", "noise", "runs")
+
+
+def device_profile(
+    measured: Measured, hardware: HardwareSpec, name: str, date: str, host: Host | None = None
+) -> KernelProfile:
+    """Fit every family that was measured.
+
+    Raises InputError where there was not even time for the matrices.
+    """
+    groups = by_family(measured.rows)
+    families: dict[str, Family] = {}
+    for family, rows in groups.items():
+        kind = family.split(" ")[0]
+        if kind in AXES and len(rows) >= FEWEST and rows[0].point.form_s:
+            families[family] = fit_family(kind, as_rows(kind, rows), FEW, 1, ALONG[kind])
+    if not any(family.startswith("gemm") for family in families):
+        why = next(iter(measured.refused.values()), "give it more --minutes")
+        raise InputError(f"too little was measured for a profile: {why}")
+    small = _curve(groups.get("small", ()), "bytes")
+    return KernelProfile(
+        name=name,
+        hardware=hardware.name,
+        device=str(measured.facts["device"]),
+        source=_source(measured, date),
+        families=families,
+        all_reduce=_all_reduce(measured),
+        small_kernel_s=SMALL_KERNEL_S,
+        small=small,
+        sampling=_curve(groups.get("sampling", ()), "logits"),
+        block_factor=_factors(groups.get("block_size", ()), "block_size", _main_block(groups)),
+        query_factor=_factors(groups.get("query_len", ()), "query_len", 1),
+        host=host,
+        extras=_extras(groups),
+    )
+
+
+def by_family(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of each family, in the order they were measured."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.point.family].append(row)
+    return found
+
+
+def as_rows(kind: str, rows: Sequence[Row]) -> Rows:
+    """As a fit takes them."""
+    return Rows(
+        {axis: np.array([float(row.point.shape[axis]) for row in rows]) for axis in AXES[kind]},
+        np.array([row.seconds for row in rows]),
+        np.array([row.point.form_s for row in rows]),
+    )
+
+
+def _source(measured: Measured, date: str) -> dict[str, str]:
+    facts = measured.facts
+    noise = float(np.median([row.noise for row in measured.rows])) if measured.rows else 0.0
+    found = {
+        "what": "servecast calibrate",
+        "date": date,
+        "kernels": str(facts["kernels"]),
+        "timed": "medians, operands larger than the cache"
+        + (", in CUDA graphs" if "cuda" in facts else f", {facts['threads']} threads"),
+        "minutes": f"{measured.seconds / 60:.1f}",
+        "noise": f"{noise:.2%} (median relative standard error)",
+    }
+    found |= {
+        name: str(facts[name]) for name in ("torch", "triton", "cuda", "python") if name in facts
+    }
+    seen = [clock for clock in measured.clocks if clock]
+    for key in ("clock_mhz", "temperature_c"):
+        values = [clock[key] for clock in seen if key in clock]
+        if values:
+            found[key] = " to ".join(f"{value:.0f}" for value in (min(values), max(values)))
+    if measured.refused:
+        found["not measured"] = "; ".join(f"{k}: {v}" for k, v in measured.refused.items())[:500]
+    if facts.get("interrupted"):
+        found["interrupted"] = "yes"
+    return found
+
+
+def _all_reduce(measured: Measured) -> dict[int, Curve]:
+    found = {}
+    for ranks, sizes in measured.all_reduce.items():
+        if len(sizes) > 1:
+            ordered = sorted(sizes)
+            seconds = np.maximum.accumulate([sizes[size] for size in ordered])
+            found[ranks] = Curve(tuple(map(float, ordered)), tuple(seconds.tolist()))
+    return found
+
+
+def _curve(rows: Sequence[Row], key: str) -> Curve | None:
+    """Of models together: the median where two have the same size."""
+    by_size: dict[float, list[float]] = defaultdict(list)
+    for row in rows:
+        by_size[float(row.point.shape[key])].append(row.seconds)
+    if len(by_size) < 2:
+        return None
+    sizes = sorted(by_size)
+    seconds = np.maximum.accumulate([float(np.median(by_size[size])) for size in sizes])
+    return Curve(tuple(sizes), tuple(seconds.tolist()))
+
+
+def _main_block(groups: Mapping[str, Sequence[Row]]) -> int:
+    for family, rows in groups.items():
+        if family.startswith("decode "):
+            return int(rows[0].point.request["block_size"])
+    return 0
+
+
+def _factors(rows: Sequence[Row], key: str, base: int) -> dict[int, float]:
+    """Over the time at `base`; none where that was not measured."""
+    seconds = {int(row.point.shape[key]): row.seconds for row in rows}
+    if base not in seconds or len(seconds) < 2:
+        return {}
+    return {size: seconds[size] / seconds[base] for size in sorted(seconds)}
+
+
+def _extras(groups: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    """Copies in bytes a second, launches in seconds, wholes over the sum of their parts."""
+    found: dict[str, float] = {}
+    for family, rows in groups.items():
+        if family.startswith("copy"):
+            fastest = max(float(row.point.request["bytes"]) / row.seconds for row in rows)
+            found[f"{family} bytes_per_s"] = fastest
+        elif family.startswith("launch"):
+            found[f"{family}_s"] = rows[0].seconds
+        elif family == "skew":
+            equal = next((row.seconds for row in rows if row.point.shape["skew"] == 0.0), None)
+            for row in rows:
+                if equal:
+                    found[f"skew {row.point.shape['skew']:g} over equal contexts"] = (
+                        row.seconds / equal
+                    )
+    seconds = {_key(row.point.request): row.seconds for rows in groups.values() for row in rows}
+    for whole in ("layer", "model"):
+        for row in groups.get(whole, ()):
+            parts = [seconds.get(_key(part)) for part in row.point.request["parts"]]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts):
+                together = sum(known) * row.point.request.get("repeat", 1)
+                tokens = int(row.point.shape["tokens"])
+                found[f"{whole} of {tokens} tokens over its parts"] = row.seconds / together
+    return found
+
+
+def _key(request: Mapping[str, Any]) -> str:
+    return repr(sorted((key, str(value)) for key, value in request.items()))
+
+
+def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
+    """All rows as Parquet: family, coordinates, seconds, form, what the profile gives, noise."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = [
+        {
+            "family": row.point.family,
+            **{name: float(value) for name, value in row.point.shape.items()},
+            "block_size": float(row.point.request.get("block_size", np.nan)),
+            "seconds": row.seconds,
+            "form_s": row.point.form_s,
+            "fitted_s": fitted_s(profile.families.get(row.point.family), row),
+            "noise": row.noise,
+            "runs": row.runs,
+            "request": repr(dict(row.point.request)),
+        }
+        for row in measured.rows
+    ]
+    columns = dict.fromkeys(name for row in table for name in row)
+    pq.write_table(pa.table({name: [row.get(name) for row in table] for name in columns}), path)
+
+
+def fitted_s(family: Family | None, row: Row) -> float:
+    """What a family gives for a row; NaN where there is none."""
+    if family is None or not row.point.axis:
+        return float("nan")
+    return row.point.form_s * _factor(family.grid, row)
+
+
+def _factor(grid: Grid, row: Row) -> float:
+    kind = row.point.family.split(" ")[0]
+    return float(grid.factor(*(float(row.point.shape[axis]) for axis in AXES[kind]))[0])
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """Raw rows by family, for figures: coordinates and `MEASURES`.
+
+    Raises InputError for a file that is not one of them.
+    """
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        families = columns.pop("family").astype(str)
+        columns.pop("request", None)
+        for name in MEASURES:
+            columns[name] = columns[name].astype(float)
+    except (OSError, KeyError, ValueError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path}: not the rows of a profile: {error}") from None
+    found: dict[str, dict[str, Any]] = {}
+    for family in dict.fromkeys(families.tolist()):
+        kept = families == family
+        own = {name: column[kept] for name, column in columns.items()}
+        found[family] = {
+            name: column
+            for name, column in own.items()
+            if name in MEASURES or not np.isnan(column.astype(float)).all()
+        }
+    return found

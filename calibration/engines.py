@@ -1,0 +1,154 @@
+"""Real engines in another Python: loads served in real time, and the host's share of a step.
+
+An engine's host time comes from null models, so narrow that the device has next to nothing to do:
+a step of `sequences` decodes and `layers` layers takes
+
+    step_s + sequence_s x sequences + layer_s x layers + kernels
+
+where what the kernels of such a model take is measured by themselves.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from servecast.calibration.measuring import with_servecast
+from servecast.calibration.store import Host
+from servecast.costmodels.errors import InputError
+
+ENGINE = "servecast.calibration.device.engine"
+
+ENGINES = ("vllm", "transformers")
+
+#: The null models: layers of each, and how many sequences decode together.
+LAYERS = (1, 8)
+SEQUENCES = (1, 4, 16, 32)
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 48
+
+#: Widths so small that a layer's arithmetic takes some microseconds.
+NULL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+#: An engine that says nothing for so long is given up.
+PATIENCE_S = 1800.0
+
+Answer = dict[str, Any]
+
+#: Seconds of all kernels of one layer of the null model, by sequences.
+KernelTime = Callable[[int], float]
+
+
+def serve(python: str, job: Mapping[str, Any]) -> Answer:
+    """Run an engine on a job (`calibration/device/engine.py`).
+
+    Raises InputError with the engine's last words where it does not come up, or breaks.
+    """
+    with tempfile.TemporaryDirectory(prefix="servecast-") as folder:
+        environment = with_servecast(folder)
+        command = [python, "-W", "ignore", "-m", ENGINE]
+        try:
+            done = subprocess.run(
+                command,
+                input=json.dumps(job),
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+        except OSError as error:
+            raise InputError(f"--python {python}: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise InputError(f"--engine {job['engine']}: no answer in {PATIENCE_S:.0f} s") from None
+    if done.returncode or not done.stdout.strip():
+        raise InputError(f"--engine {job['engine']}: {_last_words(done.stderr)}")
+    answer: Answer = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _last_words(text: str) -> str:
+    """The last line that looks like an error's, else the last of all."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["ended without a word"]
+    errors = [line for line in lines if "Error" in line and not line.startswith("File ")]
+    return (errors or lines)[-1][:300]
+
+
+def null_jobs(
+    engine: str, flags: Mapping[str, Any], environment: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """A job for each null model, with batches of equal requests that all come at once."""
+    jobs = []
+    for layers in LAYERS:
+        loads = [
+            {
+                "requests": [
+                    {
+                        "arrival_s": 0.0,
+                        "prompt": [(7 * at + k) % 500 + 3 for k in range(PROMPT_TOKENS)],
+                        "output_tokens": OUTPUT_TOKENS,
+                    }
+                    for at in range(sequences)
+                ]
+            }
+            for sequences in SEQUENCES
+        ]
+        job: dict[str, Any] = {"engine": engine, "environment": dict(environment), "loads": loads}
+        job["config"] = {**NULL, "num_hidden_layers": layers}
+        job["flags"] = {**flags, "max_model_len": 512}
+        jobs.append(job)
+    return jobs
+
+
+def measure_host(python: str, jobs: Sequence[Mapping[str, Any]], kernels: KernelTime) -> Host:
+    """Run the null models and part their steps; `kernels` is what a layer's own work takes.
+
+    Raises InputError as `serve` does.
+    """
+    rows, seconds, version = [], [], ""
+    for layers, job in zip(LAYERS, jobs, strict=True):
+        answer = serve(python, job)
+        version = str(answer["engine"])
+        for sequences, load in zip(SEQUENCES, answer["loads"], strict=True):
+            work_s = layers * kernels(sequences)
+            rows.append([1.0, sequences, layers])
+            seconds.append(max(0.0, _gap_s(load["requests"]) - work_s))
+    return part_host(version, np.array(rows), np.array(seconds))
+
+
+def part_host(version: str, rows: np.ndarray, seconds: np.ndarray) -> Host:
+    """Least squares of relative errors, no part below zero; rows are (1, sequences, layers)."""
+    weight = 1.0 / np.maximum(seconds, 1e-6)
+    parts, _ = nnls(rows * weight[:, None], seconds * weight)
+    return Host(version, *(float(part) for part in parts))
+
+
+def _gap_s(requests: Sequence[Mapping[str, Any]]) -> float:
+    """The median time between tokens of requests that ran together."""
+    gaps = [
+        (row["last_s"] - row["first_s"]) / (row["tokens"] - 1)
+        for row in requests
+        if row.get("tokens", 0) > 1
+    ]
+    if not gaps:
+        raise InputError("the engine gave no second token: nothing to measure")
+    return float(np.median(gaps))

@@ -1,0 +1,258 @@
+"""Measuring a device within a time budget: what was planned first, then where it is least known."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+import servecast.costmodels
+from servecast.calibration.shapes import Point
+from servecast.costmodels.errors import InputError
+
+WORKER = "servecast.calibration.device.worker"
+
+#: Told how many seconds have gone, of how many.
+Tell = Callable[[int, int], None]
+
+#: Points whose neighbours agree to so many powers of two are as good as measured: 1.4 %.
+AGREED = 0.02
+
+#: Share of the budget that the coarse points may take, and of it a single point.
+COARSE_SHARE = 0.7
+POINT_SHARE = 0.02
+
+#: A point's cost in seconds: operands are made, and it is run a few times.
+SETUP_S, RUNS = 0.05, 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured point; noise is relative."""
+
+    point: Point
+    seconds: float
+    noise: float
+    runs: int
+
+
+@dataclass
+class Measured:
+    """What a device gave.
+
+    Attributes
+    ----------
+    facts : of the device, as the worker tells them
+    refused : family to why the device has no such kernel
+    """
+
+    facts: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    clocks: list[dict[str, float]] = field(default_factory=list)
+    all_reduce: dict[int, dict[float, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Worker:
+    """The process that measures."""
+
+    def __init__(self, device: str, python: str = sys.executable, kernels: str = "auto") -> None:
+        """Start it; raises InputError where it cannot: no torch, no such device."""
+        self._folder = tempfile.TemporaryDirectory(prefix="servecast-")
+        environment = with_servecast(self._folder.name)
+        command = [python, "-W", "ignore", "-m", WORKER, device, kernels]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            self._errors.close()
+            self._folder.cleanup()
+            raise InputError(f"--python {python}: {error.strerror}") from None
+        try:
+            self.facts = self._read()
+            if "error" in self.facts:
+                raise InputError(f"--device {device}: {self.facts['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One measurement."""
+        try:
+            stdin: IO[str] = _there(self._process.stdin)
+            stdin.write(json.dumps(dict(request)) + "\n")
+            stdin.flush()
+        except OSError:
+            raise InputError(self._last_words()) from None
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = _there(self._process.stdout).readline()
+        if not line:
+            raise InputError(self._last_words())
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().splitlines() if line.strip()] or ["no word"]
+        if "No module named 'torch'" in lines[-1]:
+            return (
+                "measuring a device needs PyTorch: pip install 'servecast[calibrate]', "
+                "or name a Python that has it with --python"
+            )
+        return f"the measuring process ended: {lines[-1].strip()}"
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        self._errors.close()
+        self._folder.cleanup()
+
+
+def with_servecast(folder: str) -> dict[str, str]:
+    """An environment in which another Python finds this servecast, and nothing else of ours."""
+    package = Path(servecast.costmodels.__file__).parent.parent
+    parts = Path(folder) / "servecast"
+    parts.mkdir(exist_ok=True)
+    (parts / "calibration").symlink_to((package / "calibration").resolve(), True)
+    return {**os.environ, "PYTHONPATH": folder, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _there(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+@contextmanager
+def started(device: str, python: str, kernels: str) -> Iterator[Worker]:
+    """A worker for the length of a block."""
+    worker = Worker(device, python, kernels)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def measure(
+    worker: Worker,
+    coarse: Sequence[Point],
+    fine: Sequence[Point],
+    budget_s: float,
+    tell: Tell | None = None,
+) -> Measured:
+    """Measure the coarse points, then fine ones where their neighbours disagree most.
+
+    Ctrl-C ends it early and keeps what was measured: the caller sees fewer rows.
+    """
+    found = Measured(worker.facts)
+    start = time.monotonic()
+
+    def gone() -> float:
+        seconds = time.monotonic() - start
+        if tell is not None:
+            tell(min(int(seconds), int(budget_s)), int(budget_s))
+        return seconds
+
+    def take(point: Point) -> None:
+        reply = worker.ask(point.request)
+        if "error" in reply:
+            found.refused.setdefault(point.family, str(reply["error"]))
+            return
+        found.rows.append(Row(point, reply["seconds"], reply["noise"], reply["runs"]))
+
+    found.clocks.append(worker.ask({"op": "clocks"}).get("clocks", {}))
+    slow = _Slowness()
+    try:
+        for point in coarse:
+            if gone() > COARSE_SHARE * budget_s:
+                break
+            if slow.expected_s(point) < POINT_SHARE * budget_s:
+                take(point)
+                slow.learn(found.rows)
+        left = {id(point): point for point in fine}
+        while left and gone() < budget_s:
+            rest = [p for p in left.values() if slow.expected_s(p) < budget_s - gone()]
+            chosen = _least_known(found.rows, rest)
+            if chosen is None:
+                break
+            del left[id(chosen)]
+            take(chosen)
+            slow.learn(found.rows)
+        found.clocks.append(worker.ask({"op": "clocks"}).get("clocks", {}))
+    except KeyboardInterrupt:
+        found.facts["interrupted"] = True
+    found.seconds = time.monotonic() - start
+    return found
+
+
+class _Slowness:
+    """How long points take here, from those of the family that were measured."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, float] = {}
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        row = rows[-1] if rows else None
+        if row is not None and row.point.form_s:
+            over = row.seconds / row.point.form_s
+            self._over[row.point.family] = over
+
+    def expected_s(self, point: Point) -> float:
+        return SETUP_S + RUNS * point.form_s * self._over.get(point.family, 1.0)
+
+
+def _least_known(rows: Sequence[Row], candidates: Sequence[Point]) -> Point | None:
+    """The candidate between, or beyond, the two neighbours that disagree most."""
+    lines: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row.point.axis:
+            at = np.log2(row.point.shape[row.point.axis])
+            correction = np.log2(row.seconds / row.point.form_s)
+            lines[row.point.line].append((float(at), float(correction)))
+    best, score = None, AGREED
+    for point in candidates:
+        known = sorted(lines.get(point.line, ()))
+        doubt = _doubt(known, float(np.log2(point.shape[point.axis])))
+        if doubt > score:
+            best, score = point, doubt
+    return best
+
+
+def _doubt(known: Sequence[tuple[float, float]], at: float) -> float:
+    """How far the two known neighbours are apart, weighed by the gap; 1 where there is none."""
+    below = [item for item in known if item[0] < at]
+    above = [item for item in known if item[0] > at]
+    if any(item[0] == at for item in known):
+        return 0.0
+    if not below and not above:
+        return 1.0
+    if not below or not above:
+        pair = known[-2:] if not above else known[:2]
+        if len(pair) < 2:
+            return 1.0
+        return abs(pair[1][1] - pair[0][1]) / 2
+    gap = min(at - below[-1][0], above[0][0] - at)
+    return abs(above[0][1] - below[-1][1]) * min(1.0, gap)

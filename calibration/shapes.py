@@ -1,0 +1,364 @@
+"""What is measured on a device: the shapes of the models that will run there.
+
+A point is one measurement: a request to the worker, and where its time goes in a family's rows.
+`coarse` are measured first, all of them; `fine` lie between, and are measured where the coarse
+ones disagree most.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from servecast.costmodels.kernels import (
+    WEIGHT_BITS,
+    decode_form_s,
+    gemm_form_s,
+    prefill_form_s,
+)
+from servecast.costmodels.specs import HardwareSpec, ModelSpec
+from servecast.costmodels.weights import kv_heads, layer_matrices, lm_head
+
+SPLITS = (1, 2, 4, 8)
+
+#: Tokens of a matrix: powers of four first, then CUDA-graph sizes and both sides of tile edges.
+COARSE_TOKENS = (1, 4, 16, 64, 256, 1024)
+FINE_TOKENS = (
+    *(2, 8, 12, 24, 32, 33, 40, 48, 65, 80, 96, 112, 128, 129, 160, 192, 224),
+    *(257, 320, 384, 512, 513, 768, 1536, 2048, 3072, 4096, 6144, 8192),
+)
+
+COARSE_SEQUENCES = (1, 4, 16, 64, 256)
+FINE_SEQUENCES = (2, 8, 32, 128, 512)
+COARSE_CONTEXTS = (64, 512, 4096)
+FINE_CONTEXTS = (16, 128, 256, 1024, 2048, 8192, 16384, 32768)
+COARSE_NEW = (16, 64, 256, 1024, 4096)
+FINE_NEW = (32, 128, 512, 2048, 8192)
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+QUERY_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)
+
+#: Where block sizes, query lengths and skew are compared.
+COMPARED_SEQUENCES, COMPARED_CONTEXT = 16, 1024
+
+#: PyTorch's names of what a matrix computes in, and ours.
+COMPUTE = {"float32": "32bit", "bfloat16": "16bit", "float16": "16bit", "fp8": "fp8"}
+BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
+
+#: Smaller kernels of a layer, in the order they run; the norm runs twice.
+SMALL = ("norm", "rope", "kv_write", "norm", "activation")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement.
+
+    Attributes
+    ----------
+    family : "gemm 16bit", "decode 16", ... ; names of parts that are no family otherwise
+    request : as `calibration/device/worker.py` takes it
+    shape : coordinates in the family
+    axis : the coordinate along which more points may be put in between; "" for none
+    form_s : what the physical form gives; 0 where there is none
+    """
+
+    family: str
+    request: Mapping[str, Any]
+    shape: Mapping[str, float] = field(default_factory=dict)
+    axis: str = ""
+    form_s: float = 0.0
+
+    @property
+    def line(self) -> tuple[object, ...]:
+        """Points that differ along the axis only."""
+        rest = tuple(sorted((k, v) for k, v in self.shape.items() if k != self.axis))
+        return self.family, rest
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the shapes are made for.
+
+    Attributes
+    ----------
+    dtypes : of weights, as the worker names them; the first is also that of activations and KV
+    block_size : of the main attention rows
+    largest_m : tokens of a step
+    """
+
+    models: tuple[ModelSpec, ...]
+    hardware: HardwareSpec
+    dtypes: tuple[str, ...]
+    block_size: int
+    largest_m: int
+    splits: tuple[int, ...] = SPLITS
+
+    @property
+    def dtype(self) -> str:
+        return self.dtypes[0]
+
+    def splits_of(self, model: ModelSpec) -> tuple[int, ...]:
+        """Tensor-parallel sizes that the model's heads allow."""
+        return tuple(t for t in self.splits if model.num_attention_heads % t == 0)
+
+
+def coarse(target: Target) -> list[Point]:
+    """Every family's frame, the families taking turns."""
+    tokens = [m for m in COARSE_TOKENS if m < target.largest_m] + [target.largest_m]
+    return _in_turn(
+        [
+            list(_gemms(target, tokens)),
+            list(_decodes(target, COARSE_SEQUENCES, COARSE_CONTEXTS)),
+            list(_prefills(target, COARSE_NEW)),
+            list(_small(target)),
+            list(_compared(target)),
+            list(_device(target)),
+        ]
+    )
+
+
+def fine(target: Target) -> list[Point]:
+    """Points between and beyond the coarse ones."""
+    tokens = [m for m in FINE_TOKENS if m < target.largest_m]
+    sequences = (*COARSE_SEQUENCES, *FINE_SEQUENCES)
+    return [
+        *_gemms(target, tokens),
+        *_decodes(target, sequences, FINE_CONTEXTS),
+        *_decodes(target, FINE_SEQUENCES, COARSE_CONTEXTS),
+        *_prefills(target, FINE_NEW),
+    ]
+
+
+def _in_turn(lists: Sequence[list[Point]]) -> list[Point]:
+    """One of each list, again and again, each spread evenly over the whole."""
+    placed = [
+        ((at + 0.5) / len(points), order, point)
+        for order, points in enumerate(lists)
+        for at, point in enumerate(points)
+    ]
+    return [point for _, _, point in sorted(placed, key=lambda item: item[:2])]
+
+
+def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
+    shapes = {
+        (matrix.n, matrix.k): None
+        for model in target.models
+        for tensor in target.splits_of(model)
+        for matrix in (*layer_matrices(model, tensor), lm_head(model, tensor))
+        if matrix.copies == 1
+    }
+    for dtype in target.dtypes:
+        for m in tokens:
+            for n, k in shapes:
+                yield _gemm(target.hardware, dtype, m, n, k)
+
+
+def _gemm(hardware: HardwareSpec, dtype: str, m: int, n: int, k: int) -> Point:
+    compute = COMPUTE.get(dtype, dtype)
+    form = gemm_form_s(
+        np.array(float(m)),
+        n,
+        k,
+        hardware.peak_flops_per_s(compute),
+        hardware.memory_bandwidth_bytes_per_s,
+        WEIGHT_BITS[compute],
+    )
+    request = {"op": "gemm", "m": m, "n": n, "k": k, "dtype": dtype}
+    return Point(f"gemm {compute}", request, {"m": m, "n": n, "k": k}, "m", float(form))
+
+
+def heads_of(target: Target) -> list[dict[str, int]]:
+    """Heads of one rank, of each model and split, once each."""
+    found: dict[tuple[int, int, int], dict[str, int]] = {}
+    for model in target.models:
+        if model.mla is not None:
+            continue
+        for tensor in target.splits_of(model):
+            heads, own = model.num_attention_heads // tensor, kv_heads(model, tensor)
+            found[heads, own, model.head_dim] = {
+                "heads": heads,
+                "kv_heads": own,
+                "head_dim": model.head_dim,
+            }
+    return list(found.values())
+
+
+def decode_point(
+    target: Target, heads: Mapping[str, int], sequences: int, context: int, **request: Any
+) -> Point:
+    """Equal contexts, one new token each; `request` changes what is asked of the worker."""
+    bits = BITS[target.dtype]
+    token_bytes = 2 * heads["kv_heads"] * heads["head_dim"] * bits / 8
+    bandwidth = target.hardware.memory_bandwidth_bytes_per_s
+    form = decode_form_s(sequences, np.array(float(context)), token_bytes, bandwidth)
+    shape = {
+        "sequences": sequences,
+        "context": context,
+        "kv_heads": heads["kv_heads"],
+        "group": heads["heads"] / heads["kv_heads"],
+    }
+    asked = {
+        "op": "decode",
+        "sequences": sequences,
+        "context": context,
+        "block_size": target.block_size,
+        "dtype": target.dtype,
+        **heads,
+        **request,
+    }
+    return Point(f"decode {bits}", asked, shape, "context", float(form))
+
+
+def _decodes(target: Target, sequences: Sequence[int], contexts: Sequence[int]) -> Iterator[Point]:
+    for context in contexts:
+        for number in sequences:
+            for heads in heads_of(target):
+                yield decode_point(target, heads, number, context)
+
+
+def prefill_point(target: Target, heads: Mapping[str, int], new: int, context: int = 0) -> Point:
+    """A chunk of one prompt."""
+    pairs = new * context + new * (new + 1) / 2
+    flops = 4.0 * heads["heads"] * heads["head_dim"]
+    form = prefill_form_s(np.array(pairs), flops, target.hardware.peak_flops_per_s())
+    group = heads["heads"] / heads["kv_heads"]
+    shape = {"new": new, "heads": heads["heads"], "group": group}
+    request = {
+        "op": "prefill",
+        "new": new,
+        "context": context,
+        "block_size": target.block_size,
+        "dtype": target.dtype,
+        **heads,
+    }
+    return Point(f"prefill {BITS[target.dtype]}", request, shape, "new", float(form))
+
+
+def _prefills(target: Target, news: Sequence[int]) -> Iterator[Point]:
+    for new in news:
+        if new <= target.largest_m:
+            for heads in heads_of(target):
+                yield prefill_point(target, heads, new)
+
+
+def small_requests(
+    model: ModelSpec, tensor: int, tokens: int, target: Target
+) -> list[dict[str, Any]]:
+    """The kernels of one layer beside matrices and attention, in order."""
+    shared = {
+        "tokens": tokens,
+        "hidden": model.hidden_size,
+        "intermediate": max(1, model.intermediate_size // tensor),
+        "heads": model.num_attention_heads // tensor,
+        "kv_heads": kv_heads(model, tensor),
+        "head_dim": model.head_dim,
+        "block_size": target.block_size,
+        "dtype": target.dtype,
+    }
+    return [{"op": name, **shared} for name in SMALL]
+
+
+def _small(target: Target) -> Iterator[Point]:
+    for model in target.models:
+        width = model.dtype_bytes * (4.0 * 2 * model.hidden_size + 3.0 * model.intermediate_size)
+        for tokens in (1, 16, 128, 1024):
+            if tokens > target.largest_m:
+                continue
+            parts = small_requests(model, 1, tokens, target)
+            request = {"op": "chain", "parts": parts}
+            yield Point("small", request, {"bytes": tokens * width})
+            for kind in dict.fromkeys(SMALL):
+                own = next(part for part in parts if part["op"] == kind)
+                yield Point(kind, own, {"tokens": tokens})
+            own = {**parts[0], "op": "embedding", "vocab": model.vocab_size}
+            yield Point("embedding", own, {"tokens": tokens})
+        for rows in (1, 8, 64, 256):
+            asked = {"op": "sampling", "tokens": rows, "vocab": model.vocab_size}
+            asked["dtype"] = target.dtype
+            yield Point("sampling", asked, {"logits": rows * model.vocab_size})
+            drawn = {**asked, "greedy": False}
+            yield Point("sampling top-k top-p", drawn, {"logits": rows * model.vocab_size})
+
+
+def _compared(target: Target) -> Iterator[Point]:
+    """What block sizes, drafts and unequal contexts cost, beside equal ones of the same sum."""
+    heads = next(iter(heads_of(target)), None)
+    if heads is None:
+        return
+    number, context = COMPARED_SEQUENCES, COMPARED_CONTEXT
+    plain = decode_point(target, heads, number, context)
+
+    def varied(name: str, shape: Mapping[str, float], **request: Any) -> Point:
+        point = decode_point(target, heads, number, context, **request)
+        return Point(name, point.request, shape)
+
+    for size in BLOCK_SIZES:
+        yield varied("block_size", {"block_size": size}, block_size=size)
+    yield Point("query_len", plain.request, {"query_len": 1})
+    for length in QUERY_LENGTHS:
+        yield varied("query_len", {"query_len": length}, query_len=length)
+    for skew in (0.0, 0.5, 0.75, 1.0):
+        # One sequence in four holds `skew` of what the others give up.
+        long = round(context * (1 + 3 * skew))
+        short = max(1, (4 * context - long) // 3)
+        contexts = [long if at % 4 == 0 else short for at in range(number)]
+        yield varied("skew", {"skew": skew}, contexts=contexts)
+    for before in (256, 1024, 4096):
+        point = prefill_point(target, heads, min(256, target.largest_m), before)
+        yield Point("chunk", point.request, {**point.shape, "context": before}, "", point.form_s)
+
+
+def _device(target: Target) -> Iterator[Point]:
+    """Copies, launches, and a layer and a small model as a whole."""
+    whole = 1 << 26
+    for kind in ("device", "to_device", "from_device"):
+        for block in (1 << 14, 1 << 18, 1 << 22):
+            for pinned in (False, True):
+                request = {"op": "copy", "kind": kind, "bytes": whole, "block_bytes": block}
+                name = f"copy {kind}{' pinned' if pinned else ''}"
+                if kind != "device" or not pinned:
+                    yield Point(name, {**request, "pinned": pinned}, {"block_bytes": block})
+    yield Point("launch", {"op": "launch"})
+    yield Point("launch eager", {"op": "launch", "eager": True})
+    for model in target.models:
+        for tokens in (1, 16, 128):
+            parts = layer_requests(model, tokens, target)
+            yield Point("layer", {"op": "chain", "parts": parts}, {"tokens": tokens})
+            if model is target.models[0]:
+                yield Point(
+                    "model", {"op": "chain", "parts": parts, "repeat": 4}, {"tokens": tokens}
+                )
+        yield from _experts(model, target)
+
+
+def layer_requests(model: ModelSpec, tokens: int, target: Target) -> list[dict[str, Any]]:
+    """One dense layer that decodes `tokens` sequences of 512 tokens: its parts in order."""
+    matrices = [
+        _gemm(target.hardware, target.dtype, tokens, matrix.n, matrix.k).request
+        for matrix in layer_matrices(model)
+        if matrix.copies == 1
+    ]
+    heads = heads_of(target)[:1]
+    attention = [decode_point(target, own, tokens, 512).request for own in heads]
+    return [
+        dict(part) for part in (*matrices, *attention, *small_requests(model, 1, tokens, target))
+    ]
+
+
+def _experts(model: ModelSpec, target: Target) -> Iterator[Point]:
+    if model.moe is None:
+        return
+    for matrix in layer_matrices(model):
+        if matrix.copies > 1:
+            for tokens in (1, 8, 64):
+                request = {
+                    "op": "grouped_gemm",
+                    "experts": matrix.copies,
+                    "tokens": tokens,
+                    "n": matrix.n,
+                    "k": matrix.k,
+                    "dtype": target.dtype,
+                }
+                shape = {"tokens": tokens, "n": matrix.n, "k": matrix.k, "experts": matrix.copies}
+                yield Point("experts", request, shape)

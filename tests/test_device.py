@@ -1,0 +1,438 @@
+"""Microbenchmarks: kernels that compute the right thing, a worker that answers, a budget kept."""
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from servecast.calibration import calibrating, engines, measuring
+from servecast.calibration.device_profile import (
+    FEW,
+    device_profile,
+    read_rows,
+    write_rows,
+)
+from servecast.calibration.measuring import Measured, measure
+from servecast.calibration.shapes import Point, Target, coarse, fine
+from servecast.calibration.store import load_profile, profile_text
+from servecast.costmodels.catalogue import load_hardware, load_model
+from servecast.costmodels.errors import InputError
+from servecast.scenarios.cli import app
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+if not torch.cuda.is_available():
+    # Before Triton is imported: its kernels then run in its interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from servecast.calibration.device import attention, operators, timing, worker  # noqa: E402
+
+CPU = torch.device("cpu")
+HARDWARE = load_hardware("cpu")
+TINY = load_model(str(Path(__file__).parent.parent / "scenarios/library/tiny-llama.json"))
+TARGET = Target((TINY,), HARDWARE, ("float32",), 32, 512, (1, 2))
+
+DTYPE_ERROR = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}
+
+
+# ---------------------------------------------------------------- attention
+
+
+@st.composite
+def paged_cases(draw: st.DrawFn) -> attention.Paged:
+    kv_heads = draw(st.sampled_from([1, 2]))
+    query_len = draw(st.integers(1, 9))
+    return attention.random_paged(
+        draw(st.lists(st.integers(query_len, 150), min_size=1, max_size=4)),
+        heads=kv_heads * draw(st.sampled_from([1, 2, 3])),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([32, 64, 80])),
+        block_size=draw(st.sampled_from([8, 16, 32, 64, 128, 256])),
+        query_len=query_len,
+        dtype=operators.DTYPES[draw(st.sampled_from(sorted(DTYPE_ERROR)))],
+        generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
+    )
+
+
+def _close(found: Any, paged: attention.Paged) -> bool:
+    name = str(paged.query.dtype).removeprefix("torch.")
+    difference = (found.double() - attention.reference(paged)).abs().max()
+    return bool(difference < DTYPE_ERROR[name])
+
+
+@given(paged_cases())
+@settings(deadline=None, max_examples=25)
+def test_triton_attention_is_that_of_float64(paged: attention.Paged) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from servecast.calibration.device.triton_attention import paged_attention
+
+    assert _close(paged_attention(paged), paged)
+
+
+@given(paged_cases())
+@settings(deadline=None, max_examples=25)
+def test_gathered_attention_is_that_of_float64(paged: attention.Paged) -> None:
+    assert _close(attention.gathered(paged), paged)
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 3))
+@settings(deadline=None, max_examples=25)
+def test_a_chunk_sees_what_came_before_it(new: int, before: int, group: int) -> None:
+    query = torch.randn(1, 2 * group, new, 16, dtype=torch.float64)
+    keys, values = (torch.randn(1, 2, before + new, 16, dtype=torch.float64) for _ in range(2))
+    found = attention.prefill(query, keys, values)
+    for at in range(new):
+        seen = before + at + 1
+        for head in range(2 * group):
+            scores = keys[0, head // group, :seen] @ query[0, head, at] / 4.0
+            expected = scores.softmax(0) @ values[0, head // group, :seen]
+            assert torch.allclose(found[0, head, at], expected)
+
+
+def test_a_context_shorter_than_its_queries_is_refused() -> None:
+    with pytest.raises(ValueError, match="shorter than 3 queries"):
+        attention.random_paged([5, 2], heads=1, kv_heads=1, head_dim=16, block_size=8, query_len=3)
+
+
+# ---------------------------------------------------------------- operators
+
+SHAPE = {"tokens": 5, "hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "head_dim": 16}
+REQUESTS: list[dict[str, Any]] = [
+    {"op": "gemm", "m": 3, "n": 64, "k": 128, "dtype": "float32"},
+    {"op": "gemm", "m": 3, "n": 64, "k": 128, "dtype": "bfloat16"},
+    {"op": "gemm", "m": 32, "n": 64, "k": 128, "dtype": "int8"},
+    {"op": "gemm", "m": 16, "n": 64, "k": 128, "dtype": "int4"},
+    {"op": "gemm", "m": 16, "n": 64, "k": 128, "dtype": "fp8"},
+    {"op": "grouped_gemm", "experts": 2, "tokens": 3, "n": 32, "k": 64, "dtype": "bfloat16"},
+    {"op": "prefill", "new": 16, "context": 8, **SHAPE, "dtype": "float32"},
+    {"op": "decode", "sequences": 2, "context": 33, "block_size": 16, **SHAPE, "dtype": "float32"},
+    {"op": "decode", "contexts": [5, 60], "block_size": 16, **SHAPE, "dtype": "float32"},
+    *({"op": op, **SHAPE, "dtype": "float32"} for op in ("norm", "rope", "activation", "kv_write")),
+    {"op": "embedding", **SHAPE, "vocab": 100, "dtype": "float32"},
+    {"op": "sampling", "tokens": 2, "vocab": 200, "dtype": "float32"},
+    {"op": "sampling", "tokens": 2, "vocab": 200, "dtype": "float32", "greedy": False},
+    {"op": "copy", "kind": "device", "bytes": 1 << 16, "block_bytes": 1 << 14},
+    {"op": "copy", "kind": "to_device", "bytes": 1 << 16, "block_bytes": 1 << 14, "pinned": True},
+    {"op": "launch", "kernels": 4},
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: f"{r['op']}-{r.get('dtype', '')}")
+def test_every_operator_runs_on_every_set_of_operands(request_: dict[str, Any]) -> None:
+    calls = operators.BUILDERS[request_["op"]](request_, CPU)
+    assert calls
+    for call in list(calls)[:3]:
+        call()
+
+
+def test_operands_are_larger_than_the_cache() -> None:
+    cache = timing.cache_bytes(CPU)
+    request = {"op": "gemm", "m": 1, "n": 1024, "k": 1024, "dtype": "float32"}
+    assert len(operators.gemm(request, CPU)) * 4 * 1024 * 1024 >= 2 * cache
+
+
+@pytest.mark.parametrize(
+    ("request_", "shape"),
+    [
+        (REQUESTS[0], (3, 64)),
+        (REQUESTS[3], (16, 64)),
+        (REQUESTS[5], (2, 3, 32)),
+        (REQUESTS[6], (1, 4, 16, 16)),
+        (REQUESTS[7], (2, 1, 4, 16)),
+        ({"op": "activation", **SHAPE, "dtype": "float32"}, (5, 96)),
+        ({"op": "rope", **SHAPE, "dtype": "float32"}, (5, 6, 16)),
+        ({"op": "sampling", "tokens": 2, "vocab": 200, "dtype": "float32"}, (2,)),
+    ],
+)
+def test_results_have_the_shape_of_a_layer(request_: dict[str, Any], shape: Any) -> None:
+    assert tuple(operators.BUILDERS[request_["op"]](request_, CPU)[0]().shape) == shape
+
+
+def test_top_k_and_top_p_keep_the_likely_ones() -> None:
+    torch.manual_seed(1)
+    request = {"op": "sampling", "tokens": 400, "vocab": 300, "dtype": "float32", "greedy": False}
+    call = operators.sampling(request, CPU)[0]
+    logits = call.__closure__[0].cell_contents  # type: ignore[attr-defined]
+    ranks = (logits > logits.gather(1, call())).sum(1)
+    assert int(ranks.max()) < 50
+
+
+def test_a_measurement_is_a_median_and_says_how_sure() -> None:
+    found = timing.measure([lambda: sum(range(2000))], CPU, limit_s=0.05)
+    assert 0 < found.seconds < 0.01
+    assert found.runs >= timing.FEWEST
+    assert timing.noise([1.0] * 9) == 0.0
+    assert timing.noise([1.0, 1.1] * 50) < timing.noise([1.0, 1.1] * 5)
+
+
+def test_the_worker_measures_wholes_refuses_and_goes_on() -> None:
+    found = measuring.Worker("cpu")
+    try:
+        assert found.facts["kernels"] in ("torch", found.facts["kernels"])
+        gemm = REQUESTS[0]
+        assert found.ask(gemm)["seconds"] > 0
+        refused = found.ask({"op": "prefill", **SHAPE, "new": -1, "dtype": "float32"})
+        assert refused["error"]
+        whole = found.ask({"op": "chain", "parts": [gemm, gemm], "repeat": 2})
+        assert whole["seconds"] > 0
+        assert "clocks" in found.ask({"op": "clocks"})
+        reply = found.ask({"op": "all_reduce", "ranks": 2, "sizes": [1024, 4096]})
+        assert all(seconds > 0 for seconds in reply["sizes"].values())
+    finally:
+        found.close()
+
+
+def test_no_gpu_is_said_in_one_line() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InputError, match="--device cuda:0: no GPU that this PyTorch can use"):
+        measuring.Worker("cuda:0")
+
+
+def _script(folder: Path, text: str) -> str:
+    path = folder / "python"
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_without_torch_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+    words = "ModuleNotFoundError: No module named 'torch'"
+    python = _script(tmp_path, f'#!/bin/sh\necho "{words}" >&2\nexit 1\n')
+    with pytest.raises(InputError, match=r"pip install 'servecast\[calibrate\]'"):
+        measuring.Worker("cpu", python)
+    with pytest.raises(InputError, match="--python /nowhere: No such file"):
+        measuring.Worker("cpu", "/nowhere")
+    python = _script(tmp_path, "#!/bin/sh\necho oh >&2\nexit 1\n")
+    with pytest.raises(InputError, match="the measuring process ended: oh"):
+        measuring.Worker("cpu", python)
+
+
+def test_clocks_and_facts_are_told() -> None:
+    facts = worker.facts(CPU, "torch")
+    assert {"device", "torch", "threads", "memory_bytes", "cache_bytes"} <= set(facts)
+    assert all(value > 0 for value in worker.clocks(CPU).values())
+
+
+# ---------------------------------------------------------------- a campaign
+
+
+class _Law(measuring.Worker):
+    """A device of which every time is known: the form, times a smooth factor of the shape."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.facts = {"device": "A law", "torch": "2", "kernels": "torch", "threads": 1}
+        self.asked: list[Mapping[str, Any]] = []
+        self._interrupt_after = interrupt_after
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["op"] == "clocks":
+            return {"clocks": {"clock_mhz": 1000.0}}
+        self.asked.append(request)
+        if len(self.asked) == self._interrupt_after:
+            raise KeyboardInterrupt
+        if request.get("dtype") == "fp8":
+            return {"error": "no such unit"}
+        return {"seconds": self.seconds(request), "noise": 0.001, "runs": 9}
+
+    @staticmethod
+    def seconds(request: Mapping[str, Any]) -> float:
+        if request["op"] == "gemm":
+            m = request["m"]
+            return float(1e-6 * (3 + m**0.7) * request["n"] * request["k"] / 1e6)
+        if request["op"] == "decode":
+            tokens = sum(operators.contexts_of(request)) * request.get("query_len", 1) ** 0.5
+            return 1e-6 * (5 + tokens / request["block_size"] ** 0.1)
+        if request["op"] == "prefill":
+            return 1e-6 * (4 + float(request["new"]) ** 1.5)
+        return 1e-5 * request.get("tokens", 1)
+
+
+def test_a_law_comes_out_of_its_profile(tmp_path: Path) -> None:
+    law = _Law()
+    found = measure(law, coarse(TARGET), fine(TARGET), 60.0)
+    profile = device_profile(found, HARDWARE, "law", "2026-11-29")
+    assert set(profile.families) == {"gemm 32bit", "decode 32", "prefill 32"}
+    path = tmp_path / "law.yaml"
+    path.write_text(profile_text(profile))
+    kernels = load_profile(str(path)).kernels()
+    for m, n, k in ((1, 768, 512), (64, 3072, 512), (512, 512, 1536), (4, 32000, 512)):
+        lines = kernels.gemm_lines(HARDWARE, "32bit", n, k, 32.0)
+        assert lines is not None
+        expected = law.seconds({"op": "gemm", "m": m, "n": n, "k": k})
+        assert lines.at(m) == pytest.approx(expected, rel=0.02)
+    assert profile.block_factor[256] < profile.block_factor[32] == 1.0
+    assert profile.query_factor[9] > profile.query_factor[2] > profile.query_factor[1] == 1.0
+    assert profile.source["clock_mhz"] == "1000 to 1000"
+    assert profile.extras["skew 1 over equal contexts"] == pytest.approx(1.0, rel=0.01)
+    rows = tmp_path / "law.parquet"
+    write_rows(found, profile, rows)
+    back = read_rows(rows)
+    assert np.allclose(back["gemm 32bit"]["fitted_s"], back["gemm 32bit"]["seconds"], rtol=0.01)
+
+
+def test_more_is_measured_where_neighbours_disagree() -> None:
+    """Of two lines, one straight along its form and one not, the latter gets the points."""
+
+    class Bent(_Law):
+        @staticmethod
+        def seconds(request: Mapping[str, Any]) -> float:
+            form = float(request["form"])
+            bend = 1.0 + (request["n"] == 2) * (request["m"] > 100)
+            return form * bend
+
+    def point(m: int, n: int) -> Point:
+        request = {"op": "gemm", "m": m, "n": n, "form": 1e-6 * m}
+        return Point("gemm 32bit", request, {"m": m, "n": n, "k": 1}, "m", 1e-6 * m)
+
+    law = Bent()
+    frame = [point(m, n) for m in (1, 1024) for n in (1, 2)]
+    between = [point(2**power, n) for power in range(1, 10) for n in (1, 2)]
+    measure(law, frame, between, 60.0)
+    later = law.asked[len(frame) :]
+    assert later
+    assert {request["n"] for request in later} == {2}
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    found = measure(_Law(interrupt_after=40), coarse(TARGET), fine(TARGET), 60.0)
+    assert len(found.rows) == 39
+    assert found.facts["interrupted"]
+    assert device_profile(found, HARDWARE, "law", "2026-11-29").source["interrupted"] == "yes"
+
+
+def test_what_a_device_refuses_is_told() -> None:
+    target = Target((TINY,), HARDWARE, ("float32", "fp8"), 32, 64, (1,))
+    found = measure(_Law(), coarse(target), (), 60.0)
+    assert found.refused == {"gemm fp8": "no such unit"}
+    profile = device_profile(found, HARDWARE, "law", "2026-11-29")
+    assert profile.source["not measured"] == "gemm fp8: no such unit"
+
+
+def test_too_little_time_is_an_error() -> None:
+    with pytest.raises(InputError, match="too little was measured"):
+        device_profile(Measured({"device": "x", "kernels": "y", "threads": 1}), HARDWARE, "x", "d")
+
+
+def test_points_of_a_model_are_its_own() -> None:
+    points = [*coarse(TARGET), *fine(TARGET)]
+    shapes = {
+        (point.shape["n"], point.shape["k"]) for point in points if point.family == "gemm 32bit"
+    }
+    assert {(768, 512), (384, 512), (512, 1536), (512, 768), (32000, 512)} <= shapes
+    assert len(shapes) <= FEW
+    assert max(p.shape["m"] for p in points if p.family == "gemm 32bit") == 512
+    blocks = {p.shape["block_size"] for p in points if p.family == "block_size"}
+    assert blocks == {8, 16, 32, 64, 128, 256}
+    lengths = {p.shape["query_len"] for p in points if p.family == "query_len"}
+    assert lengths == set(range(1, 10))
+    sums = {sum(p.request["contexts"]) for p in points if p.family == "skew"}
+    assert max(sums) / min(sums) < 1.001
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "expected"),
+    [
+        ("NVIDIA H200", 139.8, "h200-sxm"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "h100-sxm"),
+        ("NVIDIA H100 PCIe", 79.2, "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-sxm-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-sxm-40gb"),
+        ("NVIDIA GeForce RTX 4090", 23.5, "rtx-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.0, "rtx-pro-6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.4, "rtx-6000-ada"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("Tesla T4", 14.6, "t4"),
+        ("NVIDIA B200", 178.4, "b200"),
+    ],
+)
+def test_a_gpu_is_known_by_its_name(name: str, memory_gib: float, expected: str) -> None:
+    facts = {"device": name, "memory_bytes": memory_gib * 2**30}
+    assert calibrating.hardware_of(facts, "cuda:0").name == expected
+
+
+def test_an_unknown_gpu_has_to_be_named() -> None:
+    with pytest.raises(InputError, match="--hardware: name the device: 'Voodoo 2'"):
+        calibrating.hardware_of({"device": "Voodoo 2"}, "cuda:0")
+    with pytest.raises(InputError, match="--hardware h100-sxm: not what --device cpu is"):
+        calibrating.check_device({"device": "x"}, "cpu", load_hardware("h100-sxm"))
+
+
+# ---------------------------------------------------------------- the host's share
+
+
+@given(st.floats(0, 5e-3), st.floats(0, 1e-4), st.floats(0, 1e-3))
+def test_the_parts_of_a_host_are_told_apart(step_s: float, each_s: float, layer_s: float) -> None:
+    rows = np.array([[1.0, n, layers] for layers in engines.LAYERS for n in engines.SEQUENCES])
+    parts = np.array([step_s + 1e-6, each_s, layer_s])
+    host = engines.part_host("x", rows, rows @ parts)
+    assert np.allclose([host.step_s, host.sequence_s, host.layer_s], parts, rtol=1e-3, atol=1e-9)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_calibrate_measures_this_cpu_and_draws_it(tmp_path: Path) -> None:
+    out = tmp_path / "mine.yaml"
+    model = str(Path(__file__).parent.parent / "scenarios/library/tiny-llama.json")
+    words = [
+        "calibrate",
+        "--device",
+        "cpu",
+        "--model",
+        model,
+        "--minutes",
+        "0.15",
+        "--out",
+        str(out),
+    ]
+    result = CliRunner().invoke(app, [*words, "--dtype", "float32"], catch_exceptions=False)
+    assert result.exit_code == 0
+    profile = load_profile(str(out))
+    assert profile.hardware == "cpu"
+    assert "gemm 32bit" in profile.families
+    assert float(profile.source["minutes"]) < 0.5
+    rows = read_rows(out.with_suffix(".parquet"))
+    assert (rows["gemm 32bit"]["seconds"] > 0).all()
+    figures = tmp_path / "figures"
+    shown = CliRunner().invoke(app, ["calibrate", "--show", str(out), "--out", str(figures)])
+    assert shown.exit_code == 0
+    assert (figures / "report.html").exists()
+    assert {path.name for path in figures.glob("*.png")} >= {"roofline.png", "residuals.png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "tpu"], "--device tpu: expected cpu or cuda:N"),
+        (["--device", "cpu", "--minutes", "0"], "--minutes 0: expected 0.1 to 1440"),
+        (["--device", "cpu", "--minutes", "nan"], "--minutes nan: expected 0.1 to 1440"),
+        (["--device", "cpu", "--dtype", "fp32"], "--dtype fp32: expected one of float32"),
+        (["--device", "cpu", "--dtype", "int8"], "--dtype int8: the first is that of"),
+        (["--device", "cpu", "--engine", "tgi"], "--engine tgi: expected one of vllm"),
+        (["--device", "cpu", "--kernels", "mine"], "--kernels mine: expected one of auto"),
+        (["--device", "cpu", "--from", "vidur"], "--device: takes no tables"),
+        (["--device", "cpu", "--model", "gpt-9"], "gpt-9"),
+        (["--device", "cpu", "--hardware", "h100-sxm"], "--hardware h100-sxm: not what"),
+    ],
+)
+def test_what_a_measurement_cannot_be_asked(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["calibrate", *words])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_the_worker_needs_nothing_of_ours_but_itself(tmp_path: Path) -> None:
+    """Another Python sees the measuring code alone, not our packages."""
+    environment = measuring.with_servecast(str(tmp_path))
+    assert environment["PYTHONPATH"] == str(tmp_path)
+    assert [path.name for path in (tmp_path / "servecast").iterdir()] == ["calibration"]
+    assert sys.executable

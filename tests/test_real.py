@@ -1,0 +1,246 @@
+"""Scenarios served for real: what an engine is given, and what comes of its answer."""
+
+import json
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from servecast.calibration import engines
+from servecast.calibration.device.engine import Clients
+from servecast.calibration.store import Host
+from servecast.costmodels.errors import InputError
+from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.shape import StepShape
+from servecast.scenarios import real
+from servecast.scenarios.build import build
+from servecast.scenarios.cli import app
+from servecast.scenarios.load import load_scenario
+from servecast.scenarios.workload import build_requests
+from servecast.sim.trace import COMPLETED
+
+LIBRARY = Path(__file__).parent.parent / "scenarios/library"
+REPLAY = LIBRARY / "cpu-replay.yaml"
+
+#: Stands for an engine: a token every 10 ms from 50 ms after a request was sent.
+FAKE = """#!{python}
+import json, sys
+if not sys.argv[-1].endswith("engine"):
+    sys.exit("RuntimeError: asked for " + sys.argv[-1])
+job = json.load(sys.stdin)
+loads = []
+for load in job["loads"]:
+    rows = [
+        dict(sent_s=r["arrival_s"], first_s=r["arrival_s"] + 0.05, tokens=r["output_tokens"],
+             last_s=r["arrival_s"] + 0.05 + 0.01 * (r["output_tokens"] - 1))
+        for r in load["requests"]
+    ]
+    steps = [dict(prefills=[[64, 0]], decodes=2, context=100, running=3, waiting=0, kv_share=0.1,
+                  t_s=0.1 * at, wall_s=0.012) for at in range(5)]
+    loads.append(dict(requests=rows, steps=steps))
+print(json.dumps(dict(engine="fake 1", blocks=99, ready_s=1.0, loads=loads)))
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> str:
+    path = tmp_path / "fake-python"
+    path.write_text(FAKE.replace("{python}", sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """One matrix family that is far from this CPU, so that a case needs no measuring."""
+    path = tmp_path / "law.yaml"
+    path.write_text(
+        "format: 1\nhardware: cpu\ndevice: a law\nsource: {what: made up}\nfamilies:\n"
+        "  gemm 32bit:\n    rows: 4\n    median: 0.1\n    p95: 0.2\n"
+        f"    residuals: {np.linspace(-0.1, 0.1, 20).round(3).tolist()}\n"
+        "    axes: {m: [1, 512], n: [512, 32000], k: [512, 1536]}\n"
+        "    log2: 500 500 500 500 500 500 500 500\n"
+        "host: {engine: fake 1, step_s: 0.002, sequence_s: 0.0001, layer_s: 0.0005}\n"
+    )
+    return str(path)
+
+
+def test_an_engine_is_held_against_its_prediction(tmp_path: Path, fake: str, profile: str) -> None:
+    out = tmp_path / "out"
+    words = ["validate", "--engine", "vllm", "--python", fake, "--profile", profile, "--json"]
+    result = CliRunner().invoke(
+        app, [*words, "--out", str(out), str(REPLAY)], catch_exceptions=False
+    )
+    rows = {row["metric"]: row for row in json.loads(result.stdout)}
+    assert rows["ttft_s mean"]["measured"] == pytest.approx(0.05)
+    assert rows["tpot_s p99"]["measured"] == pytest.approx(0.01)
+    assert rows["step_s mean"]["measured"] == pytest.approx(0.012)
+    for row in rows.values():
+        assert row["lo"] <= row["predicted"] <= row["hi"]
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    assert "cpu-replay" in (out / "report.html").read_text()
+    text = CliRunner().invoke(app, [*words[:-1], str(REPLAY)]).stdout
+    assert "cpu-replay: fake 1, 5 steps, median error" in text
+
+
+def test_a_step_is_priced_as_the_simulation_prices_it(profile: str) -> None:
+    deployment = build(load_scenario(REPLAY, [f"profile={profile}"]))
+    step = {"prefills": [[64, 0]], "decodes": 2, "context": 100, "wall_s": 0.02}
+    times = real.step_times(deployment, [step])
+    cost = deployment.cost.step(StepShape(((64, 0),), 2, 2, 100, 3))
+    assert times["predicted"][0] == sum(cost[:9])
+    assert real.median_step_error(times) == pytest.approx(abs(times["predicted"][0] / 0.02 - 1))
+    assert real.median_step_error(real.step_times(deployment, [])) is None
+
+
+def _job(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    """What an engine would be started with."""
+    loaded = real.with_pool(load_scenario(REPLAY, list(overrides)))
+    seen: dict[str, Any] = {}
+
+    def serve(python: str, job: dict[str, Any]) -> dict[str, Any]:
+        seen.update(job)
+        rows = [{"sent_s": 0.0, "first_s": 1.0, "last_s": 2.0, "tokens": 2}]
+        return {"engine": "x", "loads": [{"requests": rows, "steps": []}]}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "serve", serve)
+        real.serve_for_real(loaded, "vllm", "python")
+    return seen
+
+
+def test_an_engine_gets_the_scenario(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    assert job["config"]["hidden_size"] == 512
+    flags = job["flags"]
+    assert flags["max_num_seqs"] == 32
+    assert flags["max_num_batched_tokens"] == 512
+    assert flags["dtype"] == "float32"
+    # A GiB of blocks of 32 tokens: 4 layers x 2 x 2 heads x 64 x 4 bytes.
+    assert flags["num_gpu_blocks_override"] == 2**30 // (32 * 4 * 2 * 2 * 64 * 4)
+    assert job["environment"] == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    requests = job["loads"][0]["requests"]
+    assert len(requests) == 60
+    assert [len(r["prompt"]) for r in requests] != [len(requests[0]["prompt"])] * 60
+
+
+def test_texts_are_equal_where_the_load_says_so() -> None:
+    prefixes = ["workload.prefixes.groups=2", "workload.prefixes.prefix_tokens=10"]
+    loaded = load_scenario(REPLAY, prefixes)
+    table = build_requests(loaded.scenario, REPLAY.parent, 0, lambda line: None)
+    assert table.shared is not None
+    heads = {}
+    for at in range(len(table)):
+        tokens = real._tokens(table, at, 32000)
+        assert len(tokens) == table.prompt_tokens[at]
+        assert 3 <= min(tokens) <= max(tokens) < 32000
+        heads.setdefault(table.shared[at][0][0], set()).add(tuple(tokens[:10]))
+    assert len(heads) == 2
+    assert all(len(texts) == 1 for texts in heads.values())
+
+
+def test_a_catalogue_model_is_made_of_its_shape(tmp_path: Path) -> None:
+    config = _job(tmp_path, "model=Qwen/Qwen3-0.6B", "engine.max_model_len=1024")["config"]
+    assert config["num_hidden_layers"] == 28
+    assert config["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=openai/gpt-oss-20b"], "only plain dense models are made from the catalogue"),
+        (
+            ['workload.sessions={"turns": {"mean": 3}, "think_s": {"mean": 1}}'],
+            "sessions",
+        ),
+    ],
+)
+def test_what_cannot_be_served_for_real(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _job(tmp_path, *overrides)
+
+
+def test_an_engine_that_breaks_is_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    path.write_text("#!/bin/sh\necho 'ValueError: no such model' >&2\necho bye >&2\nexit 1\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    with pytest.raises(InputError, match="--engine vllm: ValueError: no such model"):
+        engines.serve(str(path), {"engine": "vllm"})
+    with pytest.raises(InputError, match="--python /nowhere"):
+        engines.serve("/nowhere", {"engine": "vllm"})
+    result = CliRunner().invoke(app, ["validate", "--engine", "tgi", str(REPLAY)])
+    assert "--engine tgi: expected one of vllm, transformers" in str(result.exception)
+
+
+def test_a_host_is_what_null_models_take_beyond_their_kernels(fake: str) -> None:
+    """The stand-in takes 10 ms a step whatever the layers and sequences."""
+    jobs = engines.null_jobs("vllm", {"dtype": "float32"}, {})
+    assert [job["config"]["num_hidden_layers"] for job in jobs] == list(engines.LAYERS)
+    host = engines.measure_host(fake, jobs, lambda sequences: 0.0)
+    assert host.engine == "fake 1"
+    assert host == Host("fake 1", pytest.approx(0.01), pytest.approx(0.0), pytest.approx(0.0))
+
+
+def test_clients_send_when_it_is_time_or_one_by_one() -> None:
+    requests = [{"arrival_s": float(at)} for at in (0, 2, 1)]
+    clients = Clients({"requests": requests})
+    assert [at for at, _ in clients.due(1.5)] == [0, 2]
+    assert clients
+    assert [at for at, _ in clients.due(2.0)] == [1]
+    assert not clients
+    loop = Clients({"requests": requests, "concurrency": 1})
+    assert [at for at, _ in loop.due(0.0)] == [0]
+    assert [at for at, _ in loop.due(9.0)] == []
+    loop.finished()
+    assert [at for at, _ in loop.due(9.0)] == [1]
+
+
+# ---------------------------------------------------------------- the host in a step
+
+
+def _priced(hardware_kind: str, **host: Any) -> tuple[Roofline, float]:
+    loaded = load_scenario(REPLAY)
+    setup = real.set_up(loaded)
+    cost = Roofline(model=setup.model, hardware=setup.hardware, **host)
+    return cost, sum(cost.step(StepShape((), 8, 8, 800, 8))[:9])
+
+
+def test_a_sequence_costs_the_host_its_share() -> None:
+    _, none = _priced("cpu", async_scheduling=False)
+    _, both = _priced("cpu", async_scheduling=False, host_s=1e-3, host_sequence_s=1e-4)
+    assert both - none == pytest.approx(1e-3 + 8e-4)
+    _, layers = _priced("cpu", async_scheduling=False, host_layer_s=2e-4)
+    _, eager = _priced("cpu", async_scheduling=False, host_layer_s=0.0)
+    assert layers - eager == pytest.approx(4 * 2e-4)
+
+
+def test_fast_forward_is_the_stepped_run_with_a_measured_host(profile: str) -> None:
+    loaded = load_scenario(REPLAY, [f"profile={profile}"])
+    cost = build(loaded).cost
+    for decodes in (1, 5, 32):
+        priced = cost.decode(decodes)
+        ns = priced.steps_ns(40 * decodes, 30)
+        one = [
+            round(
+                sum(
+                    cost.step(StepShape((), decodes, decodes, 40 * decodes + i * decodes, decodes))[
+                        :9
+                    ]
+                )
+                * 1e9
+            )
+            for i in range(30)
+        ]
+        assert np.abs(np.asarray(ns) - one).max() <= 1
+
+
+def test_the_replay_of_the_library_completes() -> None:
+    loaded = real.with_pool(load_scenario(REPLAY))
+    deployment = build(loaded)
+    table = build_requests(loaded.scenario, REPLAY.parent, 0, lambda line: None)
+    trace = deployment.simulate(table).trace
+    assert (trace.requests["status"] == COMPLETED).all()
