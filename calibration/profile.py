@@ -23,7 +23,7 @@ class Profile:
 
     efficiency: Efficiency = field(default_factory=Efficiency)
     host_step_s: float = 1.21e-3
-    host_sequence_s: float = 0.0
+    host_sequence_s: float = 19.3e-6
     host_layer_s: float | None = None
     kernels: Kernels | None = None
 

@@ -6,6 +6,7 @@ last axis.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str) -> KernelProfile:
-    """A bundled profile by name, or a file.
+    """A bundled profile by name, or a file; read once as long as the file does not change.
 
     Raises InputError for an unknown name, and for a file that is not one.
     """
@@ -138,6 +139,15 @@ def load_profile(name_or_path: str) -> KernelProfile:
         if name_or_path not in profile_names():
             known = ", ".join(profile_names())
             raise InputError(f"profile: {name_or_path!r} is not known; one of {known}, or a file")
+    try:
+        told = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return _load(path, (told.st_mtime_ns, told.st_size))
+
+
+@lru_cache(maxsize=32)
+def _load(path: Path, state: tuple[int, int]) -> KernelProfile:
     content = read_bytes(path, MAX_BYTES)
     try:
         text = content.decode("utf-8")
@@ -157,6 +167,8 @@ def _short(error: Exception) -> str:
 def _profile(data: Any, path: Path) -> KernelProfile:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"expected format: {FORMAT}")
+    if "what" not in data["source"]:
+        raise ValueError("source: expected what was measured")
     return KernelProfile(
         name=path.stem,
         hardware=str(data["hardware"]),

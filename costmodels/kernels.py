@@ -112,6 +112,8 @@ class Kernels:
     block_factor : decode attention at a block size, over the one that the grid was measured at
     query_factor : decode attention of so many query tokens a sequence, over that of one
     scale : on every time, to see what an error of so much would do
+    rates : name of an efficiency (`costmodels.efficiency.Efficiency`) to how much faster than
+        measured what it stands for is taken to be, likewise
     """
 
     label: str
@@ -125,6 +127,7 @@ class Kernels:
     block_factor: Mapping[int, float] = field(default_factory=dict)
     query_factor: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
@@ -133,11 +136,15 @@ class Kernels:
             for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
-        for factors in (self.all_reduce, self.block_factor, self.query_factor):
+        for factors in (self.all_reduce, self.block_factor, self.query_factor, self.rates):
             digest.update(repr(sorted(factors.items())).encode())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
+
+    def slowness(self, efficiency: str) -> float:
+        """On times that an efficiency stands for."""
+        return self.scale / self.rates.get(efficiency, 1.0)
 
     def has_gemm(self, compute: str, weight_bits: float) -> bool:
         """Matrices of such weights were measured: those of fewer bits than the units compute in
@@ -148,7 +155,9 @@ class Kernels:
     def all_reduce_s(self, ranks: int, message_bytes: float) -> float | None:
         """Seconds to sum a message; None for ranks that were not measured."""
         curve = self.all_reduce.get(ranks)
-        return None if curve is None else self.scale * curve.at(message_bytes)
+        if curve is None:
+            return None
+        return self.slowness("collective_bandwidth") * curve.at(message_bytes)
 
     def gemm_lines(
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
@@ -161,11 +170,13 @@ class Kernels:
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         peak = hardware.peak_flops_per_s(compute)
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
+        by_flops = 2.0 * m * n * k / peak > n * k * weight_bits / 8 / bandwidth
+        slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         cold = float(grid.factor(grid.axes[0][0], wide, deep)[0])
         least = n * k * weight_bits / 8 / bandwidth * cold
-        return through(m, self.scale * np.maximum(seconds, least))
+        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least))
 
     def decode_lines(
         self,
@@ -186,7 +197,8 @@ class Kernels:
         grid = self.decode.get(round(kv_bits))
         if grid is None or (query_len > 1 and not self.query_factor):
             return None
-        scale = self.scale * _by_size(self.block_factor, block_size)
+        scale = self.slowness("attention_decode_bandwidth")
+        scale *= _by_size(self.block_factor, block_size)
         scale *= _by_size(self.query_factor, query_len)
         context = between(grid.axes[1])
         bandwidth = hardware.memory_bandwidth_bytes_per_s
@@ -219,7 +231,8 @@ class Kernels:
         new = between(grid.axes[0])
         pairs = new * (new + 1) / 2
         form = prefill_form_s(pairs, pair_flops, hardware.peak_flops_per_s())
-        return through(pairs, self.scale * form * grid.factor(new, float(heads), group))
+        slow = self.slowness("attention_prefill_flops")
+        return through(pairs, slow * form * grid.factor(new, float(heads), group))
 
 
 def _by_size(factors: Mapping[int, float], size: int) -> float:

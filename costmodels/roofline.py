@@ -240,7 +240,8 @@ class Roofline:
 
     def _sampling_s(self, logits: int) -> float:
         if self._measured is not None and self._measured.sampling is not None:
-            return self._measured.scale * self._measured.sampling.at(logits)
+            slow = self._measured.slowness("sampling_bandwidth")
+            return slow * self._measured.sampling.at(logits)
         bandwidth = self.hardware.memory_bandwidth_bytes_per_s
         return logits * SAMPLING_BYTES_PER_LOGIT / (bandwidth * self.efficiency.sampling_bandwidth)
 

@@ -165,7 +165,12 @@ def _off(name: str, factor: float) -> Profile:
     label = f"{GENERIC.label}, {name} x {factor:g}"
     if name == "host_step_s":
         efficiency = replace(GENERIC.efficiency, label=label)
-        return replace(GENERIC, host_step_s=GENERIC.host_step_s * factor, efficiency=efficiency)
+        return replace(
+            GENERIC,
+            host_step_s=GENERIC.host_step_s * factor,
+            host_sequence_s=GENERIC.host_sequence_s * factor,
+            efficiency=efficiency,
+        )
     value = min(1.0, getattr(GENERIC.efficiency, name) * factor)
     changes: dict[str, Any] = {name: value, "label": label}
     return replace(GENERIC, efficiency=replace(GENERIC.efficiency, **changes))

@@ -36,7 +36,7 @@ from servecast.costmodels.versions import (
 )
 from servecast.scenarios.bootlog import BootLog, read_boot_log
 from servecast.scenarios.load import LoadedScenario
-from servecast.scenarios.measured import measured
+from servecast.scenarios.measured import NONE, measured, profile_of
 from servecast.scenarios.schema import Engine
 from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
@@ -141,19 +141,39 @@ class Deployment:
 def build(loaded: LoadedScenario, profile: Profile = GENERIC) -> Deployment:
     """Resolve, plan and assemble.
 
+    `profile` without kernels gets those of the scenario's profile, or of its device.
+
     Raises InputError, naming the file, for whatever vLLM would refuse at start-up: a model that
     does not fit (by how much), a split or a block size it does not support, flags that
     contradict each other.
     """
     try:
         setup = _set_up(loaded)
-        if loaded.scenario.profile is not None:
-            name = beside(loaded.scenario.profile, loaded.path)
-            profile = measured(profile, name, setup.model, setup.hardware, setup.memory.kv)
+        if profile.kernels is None:
+            profile = calibrated(setup, loaded, profile)
         return _assemble(setup, _pool(setup, loaded.path), profile)
     except InputError as error:
         where = str(loaded.path)
         raise error if str(error).startswith(where) else InputError(f"{where}: {error}") from None
+
+
+def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
+    """The base with the kernels that the scenario asks for, or its device's own.
+
+    Raises InputError for a profile that cannot be read, or is another device's.
+    """
+    name = profile_name(setup, loaded)
+    if name is None:
+        return base
+    return measured(base, name, setup.model, setup.hardware, setup.memory.kv)
+
+
+def profile_name(setup: Setup, loaded: LoadedScenario) -> str | None:
+    """Name or path of the profile that a scenario runs with; None for generic efficiencies."""
+    asked = loaded.scenario.profile
+    if asked is not None and asked != NONE:
+        asked = beside(asked, loaded.path)
+    return profile_of(asked, setup.hardware)
 
 
 def set_up(loaded: LoadedScenario) -> Setup:

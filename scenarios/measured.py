@@ -1,15 +1,64 @@
-"""Measured kernels for a deployment, and what of it they do not cover."""
+"""Measured kernels for a deployment: which profile, and what of it does not cover the model."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import lru_cache
 
-from servecast.calibration.profile import Profile
-from servecast.calibration.store import load_profile
+from servecast.calibration.profile import GENERIC, Profile
+from servecast.calibration.store import KernelProfile, load_profile, profile_names
+from servecast.costmodels.catalogue import hardware_names, load_hardware
+from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import Kernels
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 from servecast.costmodels.weights import layer_matrices, weight_bits
+
+#: The profile that is none: datasheet peaks and generic efficiencies.
+NONE = "generic"
+
+#: Profiles measured over many widths, so that other devices may borrow their corrections.
+WIDE = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200", "gb200", "l40s", "rtx-pro-6000")
+
+
+def profile_of(asked: str | None, hardware: HardwareSpec) -> str | None:
+    """The profile that a deployment uses: the one asked for, or the device's own, or its nearest
+    relative's, or None.
+
+    Raises InputError where one of another device of the catalogue is asked for.
+    """
+    if asked == NONE:
+        return None
+    if asked is None:
+        return hardware.name if hardware.name in profile_names() else relative(hardware)
+    owner = load_profile(asked).hardware
+    if owner != hardware.name and hardware.name in hardware_names():
+        raise InputError(
+            f"profile: {asked} was measured on {owner}, not on {hardware.name}; left out, the "
+            f"{'nearest relative' if relative(hardware) else 'generic figures'} will be used"
+        )
+    return asked
+
+
+@lru_cache(maxsize=64)
+def relative(hardware: HardwareSpec) -> str | None:
+    """The device measured over many widths that is nearest: of the same major compute capability,
+    then the minor one, then bandwidth and peak; None where there is no such device."""
+    major = math.floor(hardware.compute_capability)
+    kin = [load_hardware(name) for name in WIDE]
+    kin = [own for own in kin if major and math.floor(own.compute_capability) == major]
+    if not kin:
+        return None
+
+    def distance(own: HardwareSpec) -> tuple[float, float, float]:
+        return (
+            round(abs(own.compute_capability - hardware.compute_capability), 1),
+            abs(math.log(own.memory_bandwidth_bytes_per_s / hardware.memory_bandwidth_bytes_per_s)),
+            abs(math.log(own.peak_flops_per_s() / hardware.peak_flops_per_s())),
+        )
+
+    return min(kin, key=distance).name
 
 
 def measured(
@@ -17,25 +66,41 @@ def measured(
 ) -> Profile:
     """The base profile with the kernels of another; its label says what they do not cover.
 
+    Where the base differs from the generic one, the kernels and the host's time differ as much.
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    kernels = found.kernels()
+    label = kernels_label(found, found.kernels(), model, hardware, kv)
+    generic = GENERIC.efficiency
+    rates = {
+        field.name: getattr(base.efficiency, field.name) / getattr(generic, field.name)
+        for field in fields(generic)
+        if field.name != "label" and not field.name.endswith("_s")
+    }
+    rates = {name: rate for name, rate in rates.items() if rate != 1.0}
+    profile = replace(base, kernels=replace(found.kernels(), label=label, rates=rates))
+    if found.host is None:
+        return profile
+    host = base.host_step_s / GENERIC.host_step_s
+    return replace(
+        profile,
+        host_step_s=host * found.host.step_s,
+        host_sequence_s=host * found.host.sequence_s,
+        host_layer_s=found.host.layer_s,
+    )
+
+
+def kernels_label(
+    found: KernelProfile, kernels: Kernels, model: ModelSpec, hardware: HardwareSpec, kv: KvFormat
+) -> str:
+    """What a report says of a deployment's step times."""
     label = kernels.label
     if found.hardware != hardware.name:
         label += f", scaled to {hardware.name} by datasheet"
     rest = sorted(set(_uncovered(kernels, model, kv)))
     if rest:
         label += f"; {', '.join(rest)} by generic efficiencies (uncalibrated)"
-    profile = replace(base, kernels=replace(kernels, label=label))
-    if found.host is None:
-        return profile
-    return replace(
-        profile,
-        host_step_s=found.host.step_s,
-        host_sequence_s=found.host.sequence_s,
-        host_layer_s=found.host.layer_s,
-    )
+    return label
 
 
 def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str]:

@@ -605,8 +605,9 @@ class Scenario(Model):
     hardware: Name = Field(description="Catalogue name, or path of a YAML file with the facts.")
     profile: Name | None = Field(
         default=None,
-        description="Measured kernel times: a bundled profile (`servecast models` lists them) or "
-        "a file beside the scenario; generic efficiencies when left out.",
+        description="Measured kernel times: a bundled profile (`servecast models` lists them), a "
+        "file beside the scenario, or `generic` for datasheet peaks and generic efficiencies. Left "
+        "out: the device's own profile, or its nearest relative's scaled by datasheet.",
     )
     engine: Engine = Field(default_factory=Engine, description="vLLM's flags.")
     workload: Workload = Field(description="The load.")

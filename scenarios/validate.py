@@ -6,6 +6,7 @@ stamps, or metrics (`ttft_s`, `tpot_s`, `e2e_s`) with their `mean`, `p50`, `p95`
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.calibration.measured import (
-    CLIENT_PATH_S,
+    CLIENT_PATH,
     METRICS,
     OF_REQUESTS,
     STATS,
@@ -26,17 +27,20 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.spread import step_spread
 from servecast.calibration.store import load_profile
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.memory import Z90
 from servecast.costmodels.reading import read_bytes
 from servecast.costmodels.shape import NS_PER_S, PARTS
-from servecast.scenarios.build import beside, build, set_up
+from servecast.scenarios.build import build, calibrated, profile_name, set_up
 from servecast.scenarios.load import LoadedScenario, load_scenario
-from servecast.scenarios.measured import measured
 from servecast.scenarios.run import fleet_of
 from servecast.scenarios.workload import build_requests
 from servecast.scenarios.yamlfile import parse
 from servecast.sim.trace import COMPLETED, Trace
 
 MAX_BYTES = 1_000_000
+
+#: Loads of the same kind with other seeds, to see what the draw does.
+FURTHER_DRAWS = 2
 
 Row = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
@@ -180,32 +184,45 @@ class Prediction:
 
 
 def predict(case: Case, profile: str | None = None) -> Prediction:
-    """Simulate a case, and again with every kernel slower and faster by what is unsure.
+    """Simulate a case, and again with what is unsure of it at both ends.
 
-    Raises InputError for a profile that cannot be read, and for a load of which nothing completes.
+    Those are the time of every step (`step_spread`), the draw of the load, and a client's way to
+    the engine. Raises InputError for a profile that cannot be read or is another device's, and for
+    a load of which nothing completes.
     """
-    name = profile or case.loaded.scenario.profile
-    # The profile is chosen here; the scenario's own would be read again.
-    scenario = case.loaded.scenario.model_copy(update={"profile": None})
+    scenario = case.loaded.scenario
+    if profile is not None:
+        file = profile.endswith((".yaml", ".yml"))
+        scenario = scenario.model_copy(
+            update={"profile": os.path.abspath(profile) if file else profile}
+        )
     loaded = replace(case.loaded, scenario=scenario)
-    table = build_requests(scenario, loaded.path.parent, scenario.seed, _quiet)
+    setup = set_up(loaded)
+    chosen = calibrated(setup, loaded, GENERIC)
+    path_s, path_low_s, path_high_s = CLIENT_PATH if case.client else (0.0, 0.0, 0.0)
 
-    def run(profile: Profile) -> tuple[Latencies, Trace]:
+    def run(profile: Profile, path_s: float, further: int = 0) -> tuple[Latencies, Trace]:
+        table = build_requests(scenario, loaded.path.parent, scenario.seed + further, _quiet)
         trace = build(loaded, profile).simulate(table, fleet=fleet_of(scenario)).trace
-        return _latencies(trace, loaded.path, CLIENT_PATH_S if case.client else 0.0), trace
+        return _latencies(trace, loaded.path, path_s), trace
 
+    predicted, trace = run(chosen, path_s)
     bounds: list[Latencies] = []
+    draws: list[Latencies] = []
     spread = 0.0
-    if name is None:
-        predicted, trace = run(GENERIC)
-    else:
-        setup, own = set_up(loaded), beside(name, loaded.path)
-        kv = setup.memory.kv
-        chosen = measured(GENERIC, own, setup.model, setup.hardware, kv)
-        predicted, trace = run(chosen)
+    name = profile_name(setup, loaded)
+    if name is not None:
         parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
-        spread = step_spread(load_profile(own), setup.model, setup.memory.tensor, kv.bits, parts_s)
-        bounds = [run(chosen.slower(math.exp(sign * spread)))[0] for sign in (-1, 1)]
+        spread = step_spread(
+            load_profile(name),
+            setup.model,
+            setup.memory.tensor,
+            setup.memory.kv.bits,
+            parts_s,
+        )
+        for sign, own_path_s in ((-1, path_low_s), (1, path_high_s)):
+            bounds.append(run(chosen.slower(math.exp(sign * spread)), own_path_s)[0])
+        draws = [run(chosen, path_s, further)[0] for further in range(1, FURTHER_DRAWS + 1)]
     rows = [
         held(
             case.name,
@@ -213,6 +230,7 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
             value,
             predicted.stat(metric, stat),
             [bound.stat(metric, stat) for bound in bounds],
+            [draw.stat(metric, stat) for draw in draws],
         )
         for (metric, stat), value in case.values.items()
     ]
@@ -238,21 +256,35 @@ def overlay(case: Case, prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def held(case: str, metric: str, value: float, ours: float, bounds: Sequence[float]) -> Row:
+def held(
+    case: str,
+    metric: str,
+    value: float,
+    ours: float,
+    bounds: Sequence[float],
+    draws: Sequence[float] = (),
+) -> Row:
     """A row: what was measured, what was predicted, and the interval if there is one.
 
-    A queue may answer slower kernels with a lower percentile: the prediction is in it all the same.
+    `bounds` are predictions with unsure things at their ends, `draws` those of other loads of the
+    kind; the two widths are independent. A queue may answer slower kernels with a lower
+    percentile: the prediction is in its interval all the same.
     """
-    ends = sorted([*bounds, ours]) if bounds else []
+    low = high = None
+    if bounds:
+        drawn = Z90 * float(np.std([*draws, ours], ddof=1)) if draws else 0.0
+        low = ours - math.hypot(ours - min(*bounds, ours), drawn)
+        high = ours + math.hypot(max(*bounds, ours) - ours, drawn)
+        low = max(low, 0.0)
     return {
         "case": case,
         "metric": metric,
         "measured": value,
         "predicted": ours,
         "error": ours / value - 1,
-        "lo": ends[0] if ends else None,
-        "hi": ends[-1] if ends else None,
-        "inside": ends[0] <= value <= ends[-1] if ends else None,
+        "lo": low,
+        "hi": high,
+        "inside": None if low is None or high is None else low <= value <= high,
     }
 
 

@@ -89,7 +89,7 @@ def test_json_alone_on_stdout_with_all_keys(small: Path) -> None:
     assert sum(summary["step_time_share"].values()) == pytest.approx(1)
     assert [clause["met"] for clause in summary["sla"]["clauses"]] == [True, False]
     assert summary["sla"]["met"] is False
-    assert "uncalibrated" in summary["provenance"]["calibration"]
+    assert "kernels measured on" in summary["provenance"]["calibration"]
 
 
 def test_out_leaves_four_files_and_the_same_bytes_for_the_same_seed(
@@ -123,7 +123,7 @@ def test_set_overrides_a_key(small: Path) -> None:
 
 def test_the_summary_reads_at_a_glance(small: Path) -> None:
     text = invoke("run", small)
-    for word in ("small", "TTFT", "p99", "KV", "uncalibrated"):
+    for word in ("small", "TTFT", "p99", "KV", "measured on"):
         assert word.lower() in text.lower(), word
 
 
@@ -206,7 +206,7 @@ def test_size_whatif_and_compare_leave_a_result_and_a_report(small: Path, tmp_pa
     for name, command in answers.items():
         out = tmp_path / name
         shown = invoke(*command, "--out", out)
-        assert "uncalibrated" in " ".join(shown.split())
+        assert "kernels measured on" in " ".join(shown.split())
         assert json.loads((out / name).read_text())
         assert (out / "report.html").read_text().lower().startswith("<!doctype html>")
         assert list((out / "points").glob("*.json"))

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from servecast.calibration import aiconfigurator, llmservingsim
 from servecast.calibration.fit import Rows, fit_family, fit_grid, held_out
+from servecast.calibration.profile import GENERIC
 from servecast.calibration.store import (
     load_profile,
     profile_facts,
@@ -33,6 +34,7 @@ from servecast.costmodels.specs import Parallelism
 from servecast.scenarios.build import build
 from servecast.scenarios.cli import app
 from servecast.scenarios.load import load_scenario
+from servecast.scenarios.measured import profile_of
 from servecast.scenarios.points import Point
 
 SHARED = Path(__file__).parents[1].parent / "shared"
@@ -312,17 +314,67 @@ def write(folder: Path, profile: str, hardware: str = "h100-sxm") -> Path:
     ("profile", "hardware", "label"),
     [
         ("h100-sxm", "h100-sxm", "kernels measured on NVIDIA H100 80GB HBM3"),
-        ("h100-sxm", "h100-pcie", "scaled to h100-pcie by datasheet"),
+        ("null", "h100-sxm", "kernels measured on NVIDIA H100 80GB HBM3"),
+        ("null", "h100-pcie", "HBM3 (aiconfigurator tables of vLLM 0.24.0), scaled to h100-pcie"),
     ],
 )
-def test_a_scenario_names_its_profile(
+def test_a_scenario_names_its_profile_or_has_its_devices(
     tmp_path: Path, profile: str, hardware: str, label: str
 ) -> None:
     deployment = build(load_scenario(write(tmp_path, profile, hardware)))
     assert label in deployment.profile.label
     assert "uncalibrated" not in deployment.profile.label
-    generic = build(load_scenario(write(tmp_path, "null", hardware)))
+    generic = build(load_scenario(write(tmp_path, "generic", hardware)))
     assert "uncalibrated" in generic.profile.label
+
+
+@pytest.mark.parametrize(
+    ("hardware", "nearest"),
+    [
+        ("a100-sxm-40gb", "a100-sxm-80gb"),
+        ("a30", "a100-sxm-80gb"),
+        ("h100-pcie", "h100-sxm"),
+        ("gh200-96gb", "h100-sxm"),
+        ("b300", "b200"),
+        ("gb300", "gb200"),
+        ("l4", "l40s"),
+        ("rtx-3090", "l40s"),
+        ("rtx-6000-ada", "l40s"),
+        ("rtx-5090", "rtx-pro-6000"),
+        ("t4", None),
+        ("mi300x", None),
+        ("cpu", None),
+    ],
+)
+def test_other_devices_borrow_from_their_nearest_relative(
+    hardware: str, nearest: str | None
+) -> None:
+    assert profile_of(None, load_hardware(hardware)) == nearest
+
+
+def test_another_devices_profile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="h100-sxm was measured on h100-sxm, not on h100-pcie"):
+        build(load_scenario(write(tmp_path, "h100-sxm", "h100-pcie")))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "vendor: NVIDIA\nkind: gpu\nmemory_gib: 80\nmemory_bandwidth_gb_per_s: 3000\n"
+        "bf16_tflops: 900\nlink_gb_per_s: 450\nhost_link_gb_per_s: 63\nsource: me\n"
+    )
+    own = build(load_scenario(write(tmp_path, "h100-sxm", "mine.yaml"))).profile.label
+    assert "scaled to" in own
+
+
+def test_a_coefficient_that_is_off_moves_the_measured_kernels_that_it_stands_for(
+    tmp_path: Path,
+) -> None:
+    loaded = load_scenario(write(tmp_path, "h100-sxm"))
+    slow = replace(GENERIC, efficiency=replace(GENERIC.efficiency, gemm_bandwidth=0.39))
+    as_measured, slower = (build(loaded, base).cost for base in (GENERIC, slow))
+    few, many = StepShape((), 1, 1, 100, 1), StepShape(((8192, 0),), 0, 0, 0, 1)
+    assert slower.step(few).gemm_s > 1.8 * as_measured.step(few).gemm_s
+    # Norms and activations move, and nothing else.
+    assert slower.step(many).gemm_s < 1.15 * as_measured.step(many).gemm_s
+    assert slower.step(few).attention_decode_s == as_measured.step(few).attention_decode_s
 
 
 @pytest.mark.parametrize(

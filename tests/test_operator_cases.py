@@ -71,7 +71,9 @@ def test_the_token_budget_does_not_matter_to_short_prompts_and_async_does(verdic
 def test_a_watermark_removes_preemptions_and_adds_little_throughput(verdicts: Any) -> None:
     found = verdicts("op_24")
     off = [c for c in found.values() if c.base == "off"]
-    assert all(c.verdict == "ratio" for c in off if c.metric == "output_tokens_per_s")
+    rates = [c for c in off if c.metric == "output_tokens_per_s"]
+    assert rates
+    assert all(c.simulated == pytest.approx(c.measured, rel=0.05) for c in rates)
     assert all(c.verdict in ("ratio", "order") for c in off if c.metric == "preemptions")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servecast.calibration.fit import PROBABILITIES
-from servecast.calibration.spread import step_spread
+from servecast.calibration.spread import MODEL_SPREAD, step_spread
 from servecast.calibration.store import KernelProfile, load_profile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
@@ -61,7 +61,7 @@ def test_every_measured_value_is_predicted_with_an_interval(tmp_path: Path) -> N
 
 
 def test_without_a_profile_there_is_no_interval(tmp_path: Path) -> None:
-    answer = validate([load_case(case(tmp_path))])
+    answer = validate([load_case(case(tmp_path))], "generic")
     assert answer["inside"] is None
     assert all(row["lo"] is None and row["hi"] is None for row in answer["rows"])
 
@@ -89,7 +89,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert {"case", "metric", "measured", "predicted", "error", "lo", "hi"} <= set(rows[0])
     shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
     assert "inside the 90 % interval" in shown and "ttft p95" in shown
-    bare = CliRunner().invoke(app, ["validate", path], catch_exceptions=False).stdout
+    bare = CliRunner().invoke(app, ["validate", path, "--profile", "generic"]).stdout
     assert "No intervals" in bare
 
 
@@ -108,18 +108,25 @@ def with_errors(sigma: float) -> KernelProfile:
 def test_the_width_is_that_of_independent_kernels() -> None:
     model = load_model("Llama-3.1-8B")
     attention = {"attention_decode_s": 1.0}
-    alone = step_spread(with_errors(0.1), model, 1, 16, attention)
+    both = {"gemm_s": 1.0, **attention}
+
+    def kernels(sigma: float, parts_s: dict[str, float]) -> float:
+        """Without what is unsure beside them."""
+        whole = step_spread(with_errors(sigma), model, 1, 16, parts_s)
+        return math.sqrt(whole**2 - MODEL_SPREAD**2)
+
+    alone = kernels(0.1, attention)
     assert alone == pytest.approx(1.645 * 0.1, rel=0.05)
-    matrices = step_spread(with_errors(0.1), model, 1, 16, {"gemm_s": 1.0})
+    matrices = kernels(0.1, {"gemm_s": 1.0})
     assert alone / 2 < matrices < alone  # four matrices, of which the largest is a half
-    both = step_spread(with_errors(0.1), model, 1, 16, {"gemm_s": 1.0, "attention_decode_s": 1.0})
-    assert both == pytest.approx(math.hypot(alone, matrices) / 2)
-    assert step_spread(with_errors(0.2), model, 1, 16, attention) == pytest.approx(2 * alone)
+    assert kernels(0.1, both) == pytest.approx(math.hypot(alone, matrices) / 2)
+    assert kernels(0.2, attention) == pytest.approx(2 * alone)
 
 
-def test_what_was_not_measured_has_no_width() -> None:
+def test_what_was_not_measured_has_the_width_of_the_rest() -> None:
     model = load_model("Llama-3.1-8B")
-    assert step_spread(with_errors(0.1), model, 1, 4, {"attention_decode_s": 1.0}) == 0.0
+    unmeasured = step_spread(with_errors(0.1), model, 1, 4, {"attention_decode_s": 1.0})
+    assert unmeasured == pytest.approx(MODEL_SPREAD)
     assert step_spread(with_errors(0.1), model, 1, 16, {}) == 0.0
 
 

@@ -172,7 +172,7 @@ def test_the_result_is_json_and_both_renderings_show_it(
     Console(file=file, width=80).print(render_whatif(result))
     text = file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
-    for words in ("load x4", "goodput/s", "no start", "✗ 0/3", "queueing", "uncalibrated"):
+    for words in ("load x4", "goodput/s", "no start", "✗ 0/3", "queueing", "measured on"):
         assert words in text, words
     report = render_whatif_report(result)
     assert report == render_whatif_report(result)
