@@ -6,6 +6,8 @@ logits and sampling, and the host. FLOPs and bytes in the answer are what the mo
 to a CUDA graph's size costs time, not work.
 """
 
+from bisect import bisect_right
+
 import numpy as np
 import numpy.typing as npt
 
@@ -399,8 +401,9 @@ class RooflineDecode:
         last = context_tokens + (steps - 1) * self._decodes
         fixed, rate = self._first
         if self._bends:
-            fixed, rate = line = lines.line(context_tokens)
-            bent = line != lines.line(last)
+            at = bisect_right(lines.ends, context_tokens)
+            fixed, rate = lines.offsets[at], lines.slopes[at]
+            bent = at < len(lines.ends) and last >= lines.ends[at]
         if steps > VECTOR_STEPS:
             context = np.arange(context_tokens, last + 1, self._decodes)
             ns = lines.at_all(context) if bent else fixed + rate * context
