@@ -15,8 +15,10 @@ class Profile:
     efficiency : how far kernels stay below the datasheet
     host_step_s : scheduling, input preparation and output handling of one step, on the CPU.
         The default is the overhead a step published with the H100 fits of specdecode-bench,
-        1.21 ms
-    host_sequence_s : the same, of each sequence in the step
+        1.21 ms; vLLM 0.32 on a CPU, which has nothing to copy or launch, takes 0.70 ms
+    host_sequence_s : the same, of each sequence in the step. The default is that of vLLM 0.32 on
+        one core of an AMD EPYC (`servecast calibrate --device cpu --engine vllm`: null models, in
+        which next to nothing else takes time)
     host_layer_s : launching one layer's kernels, without CUDA graphs; None: `efficiency` has it
     kernels : measured ones; the efficiency stands for what they do not cover
     """

@@ -58,8 +58,10 @@ def through(counts: Sequence[float] | FloatArray, seconds: Sequence[float] | Flo
     x, y = np.asarray(counts, float), np.asarray(seconds, float)
     if len(x) < 2 or (np.diff(x) <= 0).any():
         raise ValueError("lines need two points or more, with ascending counts")
-    # A measured dip is noise or another kernel: more work is not planned to take less time.
-    y = np.maximum.accumulate(y)
+    # A measured dip is noise or another kernel: more work is not planned to take less time. It is
+    # levelled half way, between the most so far and the least to come, both of which ascend.
+    most, least = np.maximum.accumulate(y), np.minimum.accumulate(y[::-1])[::-1]
+    y = (most + least) / 2
     slopes = np.diff(y) / np.diff(x)
     offsets = y[:-1] - slopes * x[:-1]
     return Lines(tuple(x[1:-1].tolist()), tuple(offsets.tolist()), tuple(slopes.tolist()))

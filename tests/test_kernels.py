@@ -77,7 +77,7 @@ def test_lines_pass_through_their_points() -> None:
     assert [lines.at(count) for count in (1, 10, 100)] == pytest.approx([2, 3, 12])
     assert lines.at(200) == pytest.approx(22)  # the last slope goes on
     assert straight(1.0, 2.0).at(3) == 7.0
-    assert through([1, 2, 3], [5.0, 4.0, 6.0]).at(2) == pytest.approx(5)  # a dip is filled
+    assert through([1, 2, 3], [5.0, 4.0, 6.0]).at(2) == pytest.approx(4.5)  # a dip is levelled
 
 
 def test_what_is_no_line() -> None:
@@ -368,10 +368,10 @@ def test_a_coefficient_that_is_off_moves_the_measured_kernels_that_it_stands_for
     tmp_path: Path,
 ) -> None:
     loaded = load_scenario(write(tmp_path, "h100-sxm"))
-    slow = replace(GENERIC, efficiency=replace(GENERIC.efficiency, gemm_bandwidth=0.39))
+    slow = replace(GENERIC, efficiency=replace(GENERIC.efficiency, gemm_bandwidth=0.60))
     as_measured, slower = (build(loaded, base).cost for base in (GENERIC, slow))
     few, many = StepShape((), 1, 1, 100, 1), StepShape(((8192, 0),), 0, 0, 0, 1)
-    assert slower.step(few).gemm_s > 1.8 * as_measured.step(few).gemm_s
+    assert slower.step(few).gemm_s > 1.25 * as_measured.step(few).gemm_s
     # Norms and activations move, and nothing else.
     assert slower.step(many).gemm_s < 1.15 * as_measured.step(many).gemm_s
     assert slower.step(few).attention_decode_s == as_measured.step(few).attention_decode_s
