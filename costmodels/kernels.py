@@ -162,7 +162,10 @@ class Kernels:
     def gemm_lines(
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
     ) -> Lines | None:
-        """Seconds of y (m, n) = x (m, k) @ W.T by m; None where no such kernel was measured."""
+        """Seconds of y (m, n) = x (m, k) @ W.T by m; None where no such kernel was measured.
+
+        Not always rising with m, because the measured ones are not.
+        """
         if not self.has_gemm(compute, weight_bits):
             return None
         grid = self.gemm[compute]
@@ -176,7 +179,8 @@ class Kernels:
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         cold = float(grid.factor(grid.axes[0][0], wide, deep)[0])
         least = n * k * weight_bits / 8 / bandwidth * cold
-        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least))
+        # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
+        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least), dips=True)
 
     def decode_lines(
         self,

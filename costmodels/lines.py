@@ -50,18 +50,22 @@ def straight(offset: float, slope: float) -> Lines:
     return Lines((), (offset,), (slope,))
 
 
-def through(counts: Sequence[float] | FloatArray, seconds: Sequence[float] | FloatArray) -> Lines:
+def through(
+    counts: Sequence[float] | FloatArray,
+    seconds: Sequence[float] | FloatArray,
+    dips: bool = False,
+) -> Lines:
     """Lines through points, the first and the last going on.
 
-    `counts` ascend; there are two at least. Raises ValueError otherwise.
+    `counts` ascend; there are two at least. With `dips`, more work may take less time, as where
+    another kernel takes over. Raises ValueError for what are no such counts.
     """
     x, y = np.asarray(counts, float), np.asarray(seconds, float)
     if len(x) < 2 or (np.diff(x) <= 0).any():
         raise ValueError("lines need two points or more, with ascending counts")
-    # A measured dip is noise or another kernel: more work is not planned to take less time. It is
-    # levelled half way, between the most so far and the least to come, both of which ascend.
-    most, least = np.maximum.accumulate(y), np.minimum.accumulate(y[::-1])[::-1]
-    y = (most + least) / 2
+    if not dips:
+        # Half way between the most so far and the least to come, both of which ascend.
+        y = (np.maximum.accumulate(y) + np.minimum.accumulate(y[::-1])[::-1]) / 2
     slopes = np.diff(y) / np.diff(x)
     offsets = y[:-1] - slopes * x[:-1]
     return Lines(tuple(x[1:-1].tolist()), tuple(offsets.tolist()), tuple(slopes.tolist()))

@@ -232,7 +232,7 @@ def test_attention_of_each_split_costs_what_was_measured(tmp_path: Path, tensor:
         assert isinstance(decode, Lines)
         for context in CONTEXTS:
             expected = decode_s(batch, context, own)
-            assert decode.at(batch * context) == pytest.approx(expected, rel=0.01)
+            assert decode.at(batch * context) == pytest.approx(expected, rel=0.02)
 
 
 def test_prompts_behind_a_context_and_blank_or_zero_times_are_no_rows(tmp_path: Path) -> None:
