@@ -19,6 +19,8 @@ from servecast.costmodels.kernels import (
     WEIGHT_BITS,
     Curve,
     decode_form_s,
+    experts_form_s,
+    experts_met,
     gemm_form_s,
     prefill_form_s,
 )
@@ -28,6 +30,19 @@ FloatArray = npt.NDArray[np.float64]
 
 #: Their names of number formats, and what they compute in and store a weight in.
 GEMM_DTYPES = {"bfloat16": "16bit", "fp8": "fp8", "nvfp4": "fp4"}
+
+#: Their names for experts, the first that a system has; of several kernels for one format the
+#: median counts.
+EXPERT_DTYPES = {
+    ("bfloat16",): "16bit",
+    ("fp8_block", "fp8"): "fp8",
+    ("nvfp4",): "fp4",
+    ("w4a16_mxfp4", "int4_wo"): "int4",
+}
+
+#: How tokens choose experts in the rows that are taken: some far more often than others, as in
+#: trained models.
+ROUTING = "power_law_1.01"
 
 HEAD_DIM = 128
 KV_BITS = {"bfloat16": 16, "fp8": 8}
@@ -40,13 +55,14 @@ class System:
     Attributes
     ----------
     device : the GPU's name in the tables
-    gemm : by compute type
+    gemm, experts : by compute type
     prefill, decode : by bits of a KV number
     """
 
     device: str
     version: str
     gemm: dict[str, Rows]
+    experts: dict[str, Rows]
     prefill: dict[int, Rows]
     decode: dict[int, Rows]
     all_reduce: dict[int, Curve]
@@ -63,6 +79,7 @@ def read_system(folder: Path, hardware: HardwareSpec) -> System:
         device=device,
         version=str(gemm["version"][0]) if len(gemm["version"]) else "",
         gemm=_gemm(gemm, hardware),
+        experts=_experts(folder / "moe_perf.parquet", hardware),
         prefill=_prefill(folder, hardware),
         decode=_decode(folder, hardware),
         all_reduce=_all_reduce(folder),
@@ -98,6 +115,33 @@ def _gemm(table: dict[str, npt.NDArray[np.generic]], hardware: HardwareSpec) -> 
         form = gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute])
         seconds = table["seconds"][rows].astype(float)
         found[compute] = Rows({"m": m, "n": n, "k": k}, seconds, form)
+    return found
+
+
+def _experts(path: Path, hardware: HardwareSpec) -> dict[str, Rows]:
+    """Experts all on one rank or split inside; none where the system has no such table."""
+    if not path.exists():
+        return {}
+    names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+    table = _read(path, *names, "moe_dtype", "moe_ep_size", "distribution")
+    found = {}
+    for dtypes, compute in EXPERT_DTYPES.items():
+        usable = (table["moe_ep_size"] == 1) & (table["distribution"].astype(str) == ROUTING)
+        named = table["moe_dtype"].astype(str)
+        rows = next((r for r in (usable & (named == name) for name in dtypes) if r.any()), None)
+        if rows is None:
+            continue
+        m, hidden, inter, chosen, experts, tensor = (
+            table[name][rows].astype(float) for name in names
+        )
+        width = hidden * inter / tensor
+        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
+        met = experts_met(m, experts, chosen)
+        form, _ = experts_form_s(m, width, met, chosen, peak, bandwidth, WEIGHT_BITS[compute])
+        shape = {"rows": m * chosen / met, "width": width, "met": met}
+        models = np.unique(np.stack([hidden, inter, experts]), axis=1, return_inverse=True)[1]
+        seconds = table["seconds"][rows].astype(float)
+        found[compute] = Rows(shape, seconds, form, models.ravel().astype(np.int64))
     return found
 
 
@@ -192,6 +236,7 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
     families: dict[str, Family] = {}
     tables: list[tuple[str, Mapping[str, Rows] | Mapping[int, Rows]]] = [
         ("gemm", system.gemm),
+        ("experts", system.experts),
         ("prefill", system.prefill),
         ("decode", system.decode),
     ]

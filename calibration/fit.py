@@ -31,16 +31,20 @@ class Rows:
     shape : name of each dimension to its column
     seconds : measured
     form_s : what the physical form gives
+    whole : number of the thing that a row belongs to, where it is things that are left out of a
+        fit to see how good it is, and not coordinates
     """
 
     shape: Mapping[str, FloatArray]
     seconds: FloatArray
     form_s: FloatArray
+    whole: npt.NDArray[np.int64] | None = None
 
     def take(self, kept: npt.NDArray[np.bool_]) -> "Rows":
         """Some of the rows."""
         columns = {name: column[kept] for name, column in self.shape.items()}
-        return Rows(columns, self.seconds[kept], self.form_s[kept])
+        whole = None if self.whole is None else self.whole[kept]
+        return Rows(columns, self.seconds[kept], self.form_s[kept], whole)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ def held_out(rows: Rows, axes: Mapping[str, Sequence[float]], along: Sequence[st
 
     Where none has enough for a quarter of them to be left out, they go one at a time.
     """
+    if rows.whole is not None:
+        wholes = np.unique(rows.whole)
+        return _summed_up(rows, [_missed(rows, rows.whole == at, axes) for at in wholes])
     columns = {name: rows.shape[name] for name in (along or rows.shape)}
     enough = any(len(np.unique(column)) > LEFT_OUT_EVERY for column in columns.values())
     errors = []
@@ -122,11 +129,27 @@ def held_out(rows: Rows, axes: Mapping[str, Sequence[float]], along: Sequence[st
             if (enough and len(measured) <= LEFT_OUT_EVERY) or not out.any():
                 continue
             kept = {**axes, name: [x for x in axes[name] if x not in gone] or list(axes[name])}
-            grid = fit_grid(rows.take(~out), kept)
-            seen = rows.take(out)
-            factor = grid.factor(*(seen.shape[key] for key in axes))
-            errors.append(np.log(seen.form_s * factor / seen.seconds))
-    logs = np.sort(np.concatenate(errors)) if errors else np.zeros(1)
+            errors.append(_missed(rows, out, kept))
+    return _summed_up(rows, errors)
+
+
+def _missed(
+    rows: Rows, out: npt.NDArray[np.bool_], axes: Mapping[str, Sequence[float]]
+) -> FloatArray:
+    """Log errors of some rows, by a fit of the others; none where those are all."""
+    if out.all():
+        return np.zeros(0)
+    grid = fit_grid(rows.take(~out), axes)
+    seen = rows.take(out)
+    errors: FloatArray = np.log(
+        seen.form_s * grid.factor(*(seen.shape[key] for key in axes)) / seen.seconds
+    )
+    return errors
+
+
+def _summed_up(rows: Rows, errors: Sequence[FloatArray]) -> HeldOut:
+    logs = np.sort(np.concatenate([*errors, np.zeros(0)]))
+    logs = logs if len(logs) else np.zeros(1)
     absolute = np.abs(np.expm1(logs))
     return HeldOut(
         rows=len(rows.seconds),
@@ -141,6 +164,11 @@ WIDTHS = tuple(256.0 * w for w in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48,
 TOKENS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "gemm": {"m": (*TOKENS, 16384), "n": WIDTHS, "k": WIDTHS},
+    "experts": {
+        "rows": tuple(2.0 ** (power / 2) for power in range(29)),
+        "width": tuple(2.0 ** (power / 2) for power in range(34, 57)),
+        "met": tuple(2.0 ** (power / 2) for power in range(21)),
+    },
     "prefill": {
         "new": (16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384),
         "heads": (1, 2, 4, 8, 16, 32, 64),

@@ -46,6 +46,10 @@ def step_spread(
     for size, matrix in sizes.values():
         sigma = _sigma(profile, f"gemm {kernel_type(model, matrix.group)}")
         variance += (parts_s.get("gemm_s", 0.0) / total * size / whole * sigma) ** 2
+    groups = {matrix.group for matrix in layer_matrices(model, tensor) if matrix.copies > 1}
+    for group in groups:
+        sigma = _sigma(profile, f"experts {kernel_type(model, group)}")
+        variance += (parts_s.get("moe_s", 0.0) / total * sigma) ** 2
     for part, kind in ATTENTION.items():
         sigma = _sigma(profile, f"{kind} {round(kv_bits)}")
         variance += (parts_s.get(part, 0.0) / total * sigma) ** 2

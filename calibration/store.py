@@ -29,6 +29,7 @@ STEPS = 100
 #: Axes of each family's grid.
 AXES = {
     "gemm": ("m", "n", "k"),
+    "experts": ("rows", "width", "met"),
     "prefill": ("new", "heads", "group"),
     "decode": ("sequences", "context", "kv_heads", "group"),
 }
@@ -112,6 +113,7 @@ class KernelProfile:
         return Kernels(
             label=f"kernels measured on {self.device} ({self.source['what']})",
             gemm=of("gemm"),
+            experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
             decode={int(bits): grid for bits, grid in of("decode").items()},
             all_reduce=self.all_reduce,

@@ -105,6 +105,8 @@ class Kernels:
     gemm : by "32bit", "16bit", "fp8" or "fp4": axes m, n, k
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
+    experts : likewise, all matrices of a mixture together: axes rows (tokens of an expert that is
+        met), width (numbers of one of its matrices, hidden x intermediate), experts met
     all_reduce : by ranks: seconds of a message in bytes
     small_kernel_s : of a norm, a rotation, an activation, whatever the size
     small : seconds of all such kernels of one layer, by `operators.small_bytes`
@@ -118,6 +120,7 @@ class Kernels:
 
     label: str
     gemm: Mapping[str, Grid] = field(default_factory=dict)
+    experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
@@ -132,7 +135,7 @@ class Kernels:
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        for table in (self.gemm, self.prefill, self.decode):
+        for table in (self.gemm, self.experts, self.prefill, self.decode):
             for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
@@ -149,8 +152,11 @@ class Kernels:
     def has_gemm(self, compute: str, weight_bits: float) -> bool:
         """Matrices of such weights were measured: those of fewer bits than the units compute in
         go through kernels of their own."""
-        measured = compute in self.gemm
-        return measured and math.isclose(weight_bits, WEIGHT_BITS[compute], rel_tol=0.15)
+        return compute in self.gemm and _stored(compute, weight_bits)
+
+    def has_experts(self, compute: str, weight_bits: float) -> bool:
+        """The same of experts."""
+        return compute in self.experts and _stored(compute, weight_bits)
 
     def all_reduce_s(self, ranks: int, message_bytes: float) -> float | None:
         """Seconds to sum a message; None for ranks that were not measured."""
@@ -181,6 +187,35 @@ class Kernels:
         least = n * k * weight_bits / 8 / bandwidth * cold
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
         return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least), dips=True)
+
+    def experts_lines(
+        self,
+        hardware: HardwareSpec,
+        compute: str,
+        weight_bits: float,
+        hidden: int,
+        intermediate: float,
+        experts: int,
+        chosen: int,
+    ) -> Lines | None:
+        """Seconds of one layer's gated experts by tokens; None where none such were measured."""
+        if not self.has_experts(compute, weight_bits):
+            return None
+        grid = self.experts[compute]
+        m = EXPERT_TOKENS
+        width, met = float(hidden * intermediate), experts_met(m, experts, chosen)
+        form, by_flops = experts_form_s(
+            m,
+            width,
+            met,
+            chosen,
+            hardware.peak_flops_per_s(compute),
+            hardware.memory_bandwidth_bytes_per_s,
+            weight_bits,
+        )
+        slow = [self.slowness(name) for name in ("moe_flops", "moe_bandwidth")]
+        seconds = form * grid.factor(m * chosen / met, width, met)
+        return through(m, np.where(by_flops, *slow) * seconds, dips=True)
 
     def decode_lines(
         self,
@@ -237,6 +272,10 @@ class Kernels:
         form = prefill_form_s(pairs, pair_flops, hardware.peak_flops_per_s())
         slow = self.slowness("attention_prefill_flops")
         return through(pairs, slow * form * grid.factor(new, float(heads), group))
+
+
+def _stored(compute: str, weight_bits: float) -> bool:
+    return math.isclose(weight_bits, WEIGHT_BITS[compute], rel_tol=0.15)
 
 
 def _by_size(factors: Mapping[int, float], size: int) -> float:
@@ -306,3 +345,34 @@ def prefill_form_s(
 ) -> FloatArray:
     """Attended pairs at the datasheet's peak."""
     return LAUNCH_S + pairs * pair_flops / peak_flops_per_s
+
+
+#: Tokens between which the time of experts is straight.
+EXPERT_TOKENS = np.exp2(np.arange(0.0, 15.5, 0.5))
+
+
+def experts_met(
+    m: FloatArray, experts: float | FloatArray, chosen: float | FloatArray
+) -> FloatArray:
+    """Of E experts, those that one of m tokens chooses, if all are as likely: E (1 - (1 - c/E)^m).
+
+    At least `chosen`, whatever rounding says.
+    """
+    met: FloatArray = experts * (1.0 - (1.0 - chosen / experts) ** m)
+    return np.maximum(met, chosen)
+
+
+def experts_form_s(
+    m: FloatArray,
+    width: float | FloatArray,
+    met: FloatArray,
+    chosen: float | FloatArray,
+    peak_flops_per_s: float,
+    bytes_per_s: float,
+    weight_bits: float = 16.0,
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """(seconds, whether FLOPs bind) of gated experts, three matrices of `width` numbers each."""
+    flops_s = 6.0 * m * chosen * width / peak_flops_per_s
+    bytes_s = 3.0 * met * width * weight_bits / 8 / bytes_per_s
+    form: FloatArray = 2 * LAUNCH_S + np.maximum(flops_s, bytes_s)
+    return form, flops_s > bytes_s

@@ -179,11 +179,29 @@ class Roofline:
         return max(step_s + each_s * sequences, floor_s + floor_each_s * sequences - device_s)
 
     def _matrix_lines(self, matrix: Matrix) -> Lines | None:
-        if self._measured is None or matrix.copies > 1:
+        if self._measured is None:
             return None
+        if matrix.copies > 1:
+            return self._experts_lines(matrix)
         compute = kernel_type(self.model, matrix.group)
         bits = weight_bits(self.model, matrix.group)
         return self._measured.gemm_lines(self.hardware, compute, matrix.n, matrix.k, bits)
+
+    def _experts_lines(self, matrix: Matrix) -> Lines | None:
+        """Measured together: all of it stands at the first matrix."""
+        model, moe = self.model, self.model.moe
+        if self._measured is None or moe is None or not model.gated_mlp:
+            return None
+        both = self._measured.experts_lines(
+            self.hardware,
+            kernel_type(model, matrix.group),
+            weight_bits(model, matrix.group),
+            model.hidden_size,
+            moe.intermediate_size / self.parallel.tensor,
+            moe.num_experts,
+            moe.experts_per_token,
+        )
+        return both if both is None or matrix.name.endswith("_up") else straight(0.0, 0.0)
 
     def _chunk_lines(self) -> Lines | None:
         model, tensor = self.model, self.parallel.tensor

@@ -107,7 +107,8 @@ def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str
     for matrix in layer_matrices(model):
         compute, bits = kernel_type(model, matrix.group), weight_bits(model, matrix.group)
         if matrix.copies > 1:
-            yield "experts"
+            if not (kernels.has_experts(compute, bits) and model.gated_mlp):
+                yield "experts"
         elif not kernels.has_gemm(compute, bits):
             yield f"{bits:.2g}-bit weights"
     if model.mla is not None:

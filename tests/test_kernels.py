@@ -26,7 +26,14 @@ from servecast.calibration.store import (
 from servecast.costmodels.catalogue import hardware_names, load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.graphs import capture_sizes
-from servecast.costmodels.kernels import Curve, Grid, Kernels, gemm_form_s
+from servecast.costmodels.kernels import (
+    Curve,
+    Grid,
+    Kernels,
+    experts_form_s,
+    experts_met,
+    gemm_form_s,
+)
 from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.roofline import VECTOR_STEPS, Roofline
 from servecast.costmodels.shape import StepShape
@@ -380,7 +387,15 @@ def test_a_coefficient_that_is_off_moves_the_measured_kernels_that_it_stands_for
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        (["model=mistralai/Mixtral-8x7B-v0.1", "engine.tensor_parallel_size=2"], "experts"),
+        (
+            [
+                "model=mistralai/Mixtral-8x7B-v0.1",
+                "engine.tensor_parallel_size=8",
+                "hardware=rtx-4090",
+                "profile=rtx-4090",
+            ],
+            "experts",
+        ),
         (["engine.quantization=awq"], "4.2-bit weights"),
         (["engine.kv_cache_dtype=int4_g64"], "attention over int4_g64 KV"),
         (["model=Qwen/Qwen3.5-27B"], "recurrent layers"),
@@ -570,3 +585,45 @@ def test_a_profile_can_be_shown() -> None:
 def test_the_bundled_h100_is_what_its_tables_give() -> None:
     again = aiconfigurator.fit_system(TABLES / "h100_sxm", H100, "h100-sxm")
     assert profile_text(again) == profile_text(PROFILE)
+
+
+# --- experts
+
+
+def test_experts_are_met_once_each_at_most() -> None:
+    met = experts_met(np.array([1.0, 2.0, 1e6]), 64.0, 4.0)
+    assert met[0] == pytest.approx(4.0)
+    assert 4.0 < met[1] < 8.0
+    assert met[2] == pytest.approx(64.0)
+
+
+def test_experts_of_a_model_left_out_are_predicted_from_the_others() -> None:
+    """A law in the form's own terms: three models of other widths and numbers of experts."""
+    rng = np.random.default_rng(1)
+    m = np.exp2(rng.uniform(0, 13, 900))
+    model = rng.integers(0, 3, 900)
+    width, experts = np.array([2e6, 4e6, 8e6])[model], np.array([64.0, 128.0, 64.0])[model]
+    met = experts_met(m, experts, 8.0)
+    form, _ = experts_form_s(m, width, met, 8.0, 1e15, 3e12)
+    shape = {"rows": m * 8.0 / met, "width": width, "met": met}
+    family = fit_family("experts", Rows(shape, 1.5 * form, form, model))
+    assert family.rows == 900
+    assert family.p95 < 0.01
+    assert family.grid.factor(4.0, 4e6, 32.0)[0] == pytest.approx(1.5)
+
+
+def test_measured_experts_are_both_matrices_once(tmp_path: Path) -> None:
+    changes = ["model=Qwen/Qwen3-30B-A3B", "engine.max_model_len=4096"]
+    deployment = build(load_scenario(write(tmp_path, "h100-sxm"), changes))
+    assert "uncalibrated" not in deployment.profile.label
+    kernels, model = deployment.profile.kernels, deployment.model
+    assert kernels is not None and model.moe is not None
+    moe = model.moe
+    lines = kernels.experts_lines(
+        deployment.hardware, "16bit", 16.0, model.hidden_size, moe.intermediate_size, 128, 8
+    )
+    assert isinstance(lines, Lines)
+    for tokens in (1, 64, 512):
+        step = deployment.cost.step(StepShape((), tokens, tokens, 100 * tokens, tokens))
+        experts_s = moe.layers * lines.at(tokens)
+        assert experts_s < step.moe_s < 1.5 * experts_s  # the router is in it too
