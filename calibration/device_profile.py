@@ -57,6 +57,7 @@ def device_profile(
         sampling=_curve(groups.get("sampling", ()), "logits"),
         block_factor=_factors(groups.get("block_size", ()), "block_size", _main_block(groups)),
         query_factor=_factors(groups.get("query_len", ()), "query_len", 1),
+        whole_factor=_wholes(groups, "layer"),
         host=host,
         extras=_extras(groups),
     )
@@ -159,16 +160,23 @@ def _extras(groups: Mapping[str, Sequence[Row]]) -> dict[str, float]:
                     found[f"skew {row.point.shape['skew']:g} over equal contexts"] = (
                         row.seconds / equal
                     )
-    seconds = {_key(row.point.request): row.seconds for rows in groups.values() for row in rows}
     for whole in ("layer", "model"):
-        for row in groups.get(whole, ()):
-            parts = [seconds.get(_key(part)) for part in row.point.request["parts"]]
-            known = [part for part in parts if part is not None]
-            if len(known) == len(parts):
-                together = sum(known) * row.point.request.get("repeat", 1)
-                tokens = int(row.point.shape["tokens"])
-                found[f"{whole} of {tokens} tokens over its parts"] = row.seconds / together
+        for tokens, ratio in _wholes(groups, whole).items():
+            found[f"{whole} of {tokens} tokens over its parts"] = ratio
     return found
+
+
+def _wholes(groups: Mapping[str, Sequence[Row]], family: str) -> dict[int, float]:
+    """Measured wholes over the sums of their parts, by tokens; of several models the median."""
+    seconds = {_key(row.point.request): row.seconds for rows in groups.values() for row in rows}
+    found: dict[int, list[float]] = defaultdict(list)
+    for row in groups.get(family, ()):
+        parts = [seconds.get(_key(part)) for part in row.point.request["parts"]]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            together = sum(known) * row.point.request.get("repeat", 1)
+            found[int(row.point.shape["tokens"])].append(row.seconds / together)
+    return {tokens: float(np.median(found[tokens])) for tokens in sorted(found)}
 
 
 def _key(request: Mapping[str, Any]) -> str:

@@ -66,6 +66,9 @@ FINE_NEW = (32, 128, 512, 2048, 8192)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 QUERY_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)
 
+#: Tokens of the wholes that are measured: those of the frame, so that their parts are too.
+WHOLE_TOKENS = (1, 16, 64, 256)
+
 #: Where block sizes, query lengths and skew are compared.
 COMPARED_SEQUENCES, COMPARED_CONTEXT = 16, 1024
 
@@ -112,6 +115,7 @@ class Target:
     dtypes : of weights, as the worker names them; the first is also that of activations and KV
     block_size : of the main attention rows
     largest_m : tokens of a step
+    most_sequences, longest : what will run together, and its contexts at most
     """
 
     models: tuple[ModelSpec, ...]
@@ -120,6 +124,8 @@ class Target:
     block_size: int
     largest_m: int
     splits: tuple[int, ...] = SPLITS
+    most_sequences: int = 1024
+    longest: int = 1 << 20
 
     @property
     def dtype(self) -> str:
@@ -240,8 +246,9 @@ def decode_point(
 def _decodes(target: Target, sequences: Sequence[int], contexts: Sequence[int]) -> Iterator[Point]:
     for context in contexts:
         for number in sequences:
-            for heads in heads_of(target):
-                yield decode_point(target, heads, number, context)
+            if context <= target.longest and number <= target.most_sequences:
+                for heads in heads_of(target):
+                    yield decode_point(target, heads, number, context)
 
 
 def prefill_point(target: Target, heads: Mapping[str, int], new: int, context: int = 0) -> Point:
@@ -289,7 +296,7 @@ def small_requests(
 def _small(target: Target) -> Iterator[Point]:
     for model in target.models:
         width = model.dtype_bytes * (4.0 * 2 * model.hidden_size + 3.0 * model.intermediate_size)
-        for tokens in (1, 16, 128, 1024):
+        for tokens in dict.fromkeys((*WHOLE_TOKENS, min(1024, target.largest_m))):
             if tokens > target.largest_m:
                 continue
             parts = small_requests(model, 1, tokens, target)
@@ -349,7 +356,9 @@ def _device(target: Target) -> Iterator[Point]:
     yield Point("launch", {"op": "launch"})
     yield Point("launch eager", {"op": "launch", "eager": True})
     for model in target.models:
-        for tokens in (1, 16, 128):
+        for tokens in WHOLE_TOKENS:
+            if tokens > target.largest_m:
+                continue
             parts = layer_requests(model, tokens, target)
             yield Point("layer", {"op": "chain", "parts": parts}, {"tokens": tokens})
             if model is target.models[0]:
@@ -360,14 +369,23 @@ def _device(target: Target) -> Iterator[Point]:
 
 
 def layer_requests(model: ModelSpec, tokens: int, target: Target) -> list[dict[str, Any]]:
-    """One dense layer that decodes `tokens` sequences of 512 tokens: its parts in order."""
+    """One dense layer: its parts in order.
+
+    It decodes `tokens` sequences of 512 tokens, or takes a prompt of so many where that is more
+    than will run together.
+    """
     matrices = [
         _gemm(target.hardware, target.dtype, tokens, matrix.n, matrix.k).request
         for matrix in layer_matrices(model)
         if matrix.copies == 1
     ]
     heads = heads_of(target)[:1]
-    attention = [decode_point(target, own, tokens, 512).request for own in heads]
+    attention = [
+        decode_point(target, own, tokens, 512).request
+        if tokens <= target.most_sequences
+        else prefill_point(target, own, tokens).request
+        for own in heads
+    ]
     return [
         dict(part) for part in (*matrices, *attention, *small_requests(model, 1, tokens, target))
     ]

@@ -83,8 +83,7 @@ class KernelProfile:
     source : what was measured, by whom, under which licence
     families : by "gemm 16bit", "decode 8" and so on
     all_reduce : by ranks
-    small_kernel_s, small, sampling, block_factor, query_factor : as `costmodels.kernels.Kernels`
-        has them
+    small_kernel_s, small, sampling, *_factor : as `costmodels.kernels.Kernels` has them
     host : of an engine, where one was run
     extras : what else was measured, by name: seconds, bytes a second, ratios
     """
@@ -100,6 +99,7 @@ class KernelProfile:
     sampling: Curve | None = None
     block_factor: Mapping[int, float] = field(default_factory=dict)
     query_factor: Mapping[int, float] = field(default_factory=dict)
+    whole_factor: Mapping[int, float] = field(default_factory=dict)
     host: Host | None = None
     extras: Mapping[str, float] = field(default_factory=dict)
 
@@ -122,6 +122,7 @@ class KernelProfile:
             sampling=self.sampling,
             block_factor=self.block_factor,
             query_factor=self.query_factor,
+            whole_factor=self.whole_factor,
         )
 
 
@@ -185,6 +186,7 @@ def _profile(data: Any, path: Path) -> KernelProfile:
         sampling=_curve(data["sampling"]) if "sampling" in data else None,
         block_factor=_factors(data, "block_factor"),
         query_factor=_factors(data, "query_factor"),
+        whole_factor=_factors(data, "whole_factor"),
         host=_host(data["host"]) if "host" in data else None,
         extras={str(name): _number(value) for name, value in (data.get("extras") or {}).items()},
     )
@@ -260,6 +262,7 @@ def profile_facts(profile: KernelProfile) -> dict[str, Any]:
         "all_reduce_ranks": sorted(profile.all_reduce),
         "block_factor": {str(size): value for size, value in profile.block_factor.items()},
         "query_factor": {str(size): value for size, value in profile.query_factor.items()},
+        "whole_factor": {str(size): value for size, value in profile.whole_factor.items()},
         "host": None if profile.host is None else asdict(profile.host),
         "extras": dict(profile.extras),
         "families": {
@@ -308,6 +311,7 @@ def profile_text(profile: KernelProfile) -> str:
     rest: dict[str, Any] = {
         "block_factor": _rounded(profile.block_factor),
         "query_factor": _rounded(profile.query_factor),
+        "whole_factor": _rounded(profile.whole_factor),
         "extras": _rounded(profile.extras),
     }
     if profile.host is not None:

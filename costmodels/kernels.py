@@ -113,6 +113,7 @@ class Kernels:
     sampling : seconds of choosing tokens, by logits
     block_factor : decode attention at a block size, over the one that the grid was measured at
     query_factor : decode attention of so many query tokens a sequence, over that of one
+    whole_factor : a whole layer of so many tokens, over the sum of its kernels measured alone
     scale : on every time, to see what an error of so much would do
     rates : name of an efficiency (`costmodels.efficiency.Efficiency`) to how much faster than
         measured what it stands for is taken to be, likewise
@@ -129,18 +130,20 @@ class Kernels:
     sampling: Curve | None = None
     block_factor: Mapping[int, float] = field(default_factory=dict)
     query_factor: Mapping[int, float] = field(default_factory=dict)
+    whole_factor: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        for table in (self.gemm, self.experts, self.prefill, self.decode):
-            for key, grid in sorted(table.items(), key=lambda item: str(item[0])):
+        for grids in (self.gemm, self.experts, self.prefill, self.decode):
+            for key, grid in sorted(grids.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
-        for factors in (self.all_reduce, self.block_factor, self.query_factor, self.rates):
-            digest.update(repr(sorted(factors.items())).encode())
+        factors = (self.block_factor, self.query_factor, self.whole_factor)
+        for table in (self.all_reduce, self.rates, *factors):
+            digest.update(repr(sorted(table.items())).encode())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
@@ -148,6 +151,11 @@ class Kernels:
     def slowness(self, efficiency: str) -> float:
         """On times that an efficiency stands for."""
         return self.scale / self.rates.get(efficiency, 1.0)
+
+    def together(self, tokens: int) -> float:
+        """On the kernels of a layer that run one after another, so many tokens each; 1 unless
+        wholes were measured."""
+        return _by_size(self.whole_factor, tokens)
 
     def has_gemm(self, compute: str, weight_bits: float) -> bool:
         """Matrices of such weights were measured: those of fewer bits than the units compute in

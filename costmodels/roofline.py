@@ -242,13 +242,16 @@ class Roofline:
             matrix_flops, matrix_bytes = matrix.work(tokens)
             flops += matrix_flops
             moved += matrix_bytes
-        small_s = self._small_seconds(run)
-        dense_s = seconds[0] + small_s + self._launch_s
+        dense_s = self._together(run) * (seconds[0] + self._small_seconds(run)) + self._launch_s
         collective_s = self._communication_s(run)
         stages = self.parallel.pipeline
         priced = (dense_s, seconds[1], collective_s, flops / stages, moved / stages)
         self._by_tokens[tokens] = priced
         return priced
+
+    def _together(self, tokens: int) -> float:
+        """What kernels of a layer take one after another, over what they take alone."""
+        return 1.0 if self._measured is None else self._measured.together(tokens)
 
     def _small_seconds(self, tokens: int) -> float:
         """Norms, rotation, activation and KV write of all layers."""
@@ -296,14 +299,14 @@ class Roofline:
         pairs = new * before + new * (new + 1) // 2
         read = before + new
         lines = self._prefill_lines
-        pair_s = pairs * a.pair_s if lines is None else lines.at(pairs)
+        pair_s = pairs * a.pair_s if lines is None else self._together(new) * lines.at(pairs)
         read_s = read * a.read_s
         seconds = a.full_layers * (pair_s if pair_s > read_s else read_s)
         layer_pairs, layer_reads = a.full_layers * pairs, a.full_layers * read
         if a.sliding_layers:
             pairs = window_pairs(new, before, a.window)
             read = min(read, a.window + new)
-            pair_s = pairs * a.pair_s if lines is None else lines.at(pairs)
+            pair_s = pairs * a.pair_s if lines is None else self._together(new) * lines.at(pairs)
             seconds += a.sliding_layers * max(pair_s, read * a.read_s)
             layer_pairs += a.sliding_layers * pairs
             layer_reads += a.sliding_layers * read
@@ -367,7 +370,8 @@ class Roofline:
         if a.sliding_layers:
             seconds += a.sliding_layers * layer.at_all(np.minimum(counts, decodes * a.window))
         fixed_s = max(decode_tokens * a.token_s, decodes * a.sequence_s)
-        return through(counts, np.maximum(seconds, 0.0) + fixed_s)
+        together = self._together(decode_tokens)
+        return through(counts, together * np.maximum(seconds, 0.0) + fixed_s)
 
     def _price_decodes(
         self, decodes: int, decode_tokens: int, context: int

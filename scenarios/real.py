@@ -162,6 +162,8 @@ def profile_for(loaded: LoadedScenario, real: Real, tell: Tell | None = None) ->
         int(setup.engine["block_size"]),
         int(setup.engine["max_num_batched_tokens"]),
         (setup.parallel.tensor,),
+        int(setup.engine["max_num_seqs"]),
+        int(setup.engine["max_model_len"]),
     )
     campaign = Campaign(
         device="cpu" if setup.hardware.kind == "cpu" else "cuda:0",
