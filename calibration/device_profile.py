@@ -11,7 +11,7 @@ from servecast.calibration.fit import Rows, fit_family
 from servecast.calibration.measuring import Measured, Row
 from servecast.calibration.store import AXES, Family, Host, KernelProfile
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve, Grid
+from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve
 from servecast.costmodels.specs import HardwareSpec
 
 #: Coordinates up to so many are all kept: a device is measured at the shapes of its models.
@@ -195,7 +195,7 @@ def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
             "block_size": float(row.point.request.get("block_size", np.nan)),
             "seconds": row.seconds,
             "form_s": row.point.form_s,
-            "fitted_s": fitted_s(profile.families.get(row.point.family), row),
+            "fitted_s": fitted_s(profile, row),
             "noise": row.noise,
             "runs": row.runs,
             "request": repr(dict(row.point.request)),
@@ -206,16 +206,17 @@ def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
     pq.write_table(pa.table({name: [row.get(name) for row in table] for name in columns}), path)
 
 
-def fitted_s(family: Family | None, row: Row) -> float:
-    """What a family gives for a row; NaN where there is none."""
-    if family is None or not row.point.axis:
+def fitted_s(profile: KernelProfile, row: Row) -> float:
+    """What a profile gives for a row of a family, or of a block size; NaN for others."""
+    name, factor = row.point.family, 1.0
+    if name == "block_size":
+        name = next((found for found in profile.families if found.startswith("decode ")), name)
+        factor = profile.block_factor.get(int(row.point.shape["block_size"]), float("nan"))
+    family = profile.families.get(name)
+    if family is None:
         return float("nan")
-    return row.point.form_s * _factor(family.grid, row)
-
-
-def _factor(grid: Grid, row: Row) -> float:
-    kind = row.point.family.split(" ")[0]
-    return float(grid.factor(*(float(row.point.shape[axis]) for axis in AXES[kind]))[0])
+    at = (float(row.point.shape[axis]) for axis in AXES[name.split(" ")[0]])
+    return factor * row.point.form_s * float(family.grid.factor(*at)[0])
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -237,7 +238,10 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
         raise InputError(f"{path}: not the rows of a profile: {error}") from None
     found: dict[str, dict[str, Any]] = {}
     for family in dict.fromkeys(families.tolist()):
+        # Other block sizes are decode attention too.
         kept = families == family
+        if family.startswith("decode "):
+            kept |= families == "block_size"
         own = {name: column[kept] for name, column in columns.items()}
         found[family] = {
             name: column

@@ -325,7 +325,7 @@ def _compared(target: Target) -> Iterator[Point]:
 
     def varied(name: str, shape: Mapping[str, float], **request: Any) -> Point:
         point = decode_point(target, heads, number, context, **request)
-        return Point(name, point.request, shape)
+        return Point(name, point.request, {**point.shape, **shape}, "", point.form_s)
 
     for size in BLOCK_SIZES:
         yield varied("block_size", {"block_size": size}, block_size=size)

@@ -10,7 +10,8 @@ Read these three first:
    small.
 
 The pages of the other commands: `sizing_html.py` (`size`; its sentences in `sizing_words.py`, its
-figures in `sizing_heatmap.py` and `sizing_figures.py`) and `whatif_html.py` (`whatif`, `compare`).
+figures in `sizing_heatmap.py` and `sizing_figures.py`), `whatif_html.py` (`whatif`, `compare`),
+`profile_html.py` (`calibrate --show`, figures in `profile_figures.py`) and `validation_html.py`.
 
 Beside them: `console.py` is the summary on a terminal, `tables.py` writes the facts themselves as
 Parquet, `files.py` sees that a file is whole or not there, and `units.py` writes numbers as people

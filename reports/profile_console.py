@@ -31,4 +31,29 @@ def render_profile(profile: Mapping[str, Any]) -> RenderableType:
         table,
         Text("Errors are on whole coordinates left out of the fit.", "dim"),
         Text(f"all-reduce measured for {ranks} ranks"),
+        *_beside(profile),
     )
+
+
+def _beside(profile: Mapping[str, Any]) -> list[RenderableType]:
+    """What was measured of an engine, of block sizes and of wholes, where it was."""
+    lines: list[RenderableType] = []
+    if profile["host"] is not None:
+        host = profile["host"]
+        lines.append(
+            Text(
+                f"host of {host['engine']}: {1e3 * host['step_s']:.3g} ms a step, "
+                f"{1e6 * host['sequence_s']:.3g} us a sequence, {1e6 * host['layer_s']:.3g} us a "
+                "layer"
+            )
+        )
+    for key, words in (
+        ("block_factor", "decode attention by block size"),
+        ("query_factor", "decode attention by query tokens"),
+        ("whole_factor", "layers over the sum of their parts, by tokens"),
+    ):
+        if profile[key]:
+            told = ", ".join(f"{size}: {value:.2f}" for size, value in profile[key].items())
+            lines.append(Text(f"{words}: {told}"))
+    lines += [Text(f"{name}: {value:.4g}", "dim") for name, value in profile["extras"].items()]
+    return lines
