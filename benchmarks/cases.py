@@ -164,7 +164,9 @@ def replays(source: Path, folder: Path) -> None:
             engine=engine,
             requests=requests,
         )
-        write(folder, name, text, f"measured: {{requests: {requests}}}\n")
+        timeline = requests.replace("requests.jsonl", "timeseries.csv")
+        case = f"measured: {{requests: {requests}}}\ntimeline: {timeline}\n"
+        write(folder, name, text, case)
 
 
 def main() -> None:

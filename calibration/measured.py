@@ -1,5 +1,6 @@
 """Recorded serving runs: per-request latencies, and the error of a prediction against them."""
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ METRICS = ("ttft_s", "tpot_s", "e2e_s")
 
 #: Statistics, and the percentiles that they are.
 STATS = {"mean": None, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+
+#: Columns of a time line, and what they are called in its file.
+TIMELINE = {"t_s": "t", "running": "running", "waiting": "waiting", "kv_share": "kv_cache_pct"}
 
 #: Of recorded requests these are compared.
 OF_REQUESTS = ("mean", "p50", "p99")
@@ -86,6 +90,29 @@ def read_requests(path: Path) -> Latencies:
         columns["last_token_ts"],
         columns["output_toks"],
     )
+
+
+def read_timeline(path: Path) -> dict[str, FloatArray]:
+    """Columns `t_s`, `running`, `waiting` and, where it was recorded, `kv_share` of a CSV.
+
+    Its columns: `t` in seconds, `running`, `waiting` requests, `kv_cache_pct`. Raises InputError
+    naming the file for anything else.
+    """
+    try:
+        text = read_bytes(path, MAX_BYTES).decode("utf-8")
+        rows = list(csv.DictReader(text.splitlines()))
+        found = {
+            ours: np.array([float(row[theirs]) for row in rows])
+            for ours, theirs in TIMELINE.items()
+            if theirs != "kv_cache_pct" or (rows and theirs in rows[0])
+        }
+    except (UnicodeDecodeError, csv.Error, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a time line: {error!r}") from None
+    if not rows or not all(np.isfinite(column).all() for column in found.values()):
+        raise InputError(f"{path}: not a time line: no rows, or no numbers")
+    share = found.pop("kv_share", np.zeros(1)) / 100.0
+    # Engines that do not record it say 0 throughout.
+    return found | ({"kv_share": share} if share.any() else {})
 
 
 def errors(measured: Latencies, predicted: Latencies) -> dict[str, Mapping[str, float]]:

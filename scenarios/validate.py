@@ -1,8 +1,9 @@
 """`servecast validate`: predictions held against measured runs, metric by metric.
 
-A case is a YAML file: `scenario` (a file beside it), `measured`, and `client: true` where the
-latencies were taken at a client. `measured` holds either `requests`, a file of vLLM's own time
-stamps, or metrics (`ttft_s`, `tpot_s`, `e2e_s`) with their `mean`, `p50`, `p95` or `p99`.
+A case is a YAML file: `scenario` (a file beside it), `measured`, `client: true` where the
+latencies were taken at a client, and `timeline` (a CSV of what ran and waited) for the page.
+`measured` holds either `requests`, a file of vLLM's own time stamps, or metrics (`ttft_s`,
+`tpot_s`, `e2e_s`) with their `mean`, `p50`, `p95` or `p99`.
 """
 
 import math
@@ -22,6 +23,7 @@ from servecast.calibration.measured import (
     STATS,
     Latencies,
     read_requests,
+    read_timeline,
 )
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.spread import step_spread
@@ -38,6 +40,8 @@ from servecast.scenarios.yamlfile import parse
 from servecast.sim.trace import COMPLETED, Trace
 
 MAX_BYTES = 1_000_000
+
+CASE_KEYS = ("scenario", "measured", "client", "timeline")
 
 #: Loads of the same kind with other seeds, to see what the draw does.
 FURTHER_DRAWS = 2
@@ -75,9 +79,9 @@ def load_case(path: Path) -> Case:
     data = parse(text, lambda line: f"{path}:{line}").value
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected scenario and measured")
-    unknown = sorted(set(data) - {"scenario", "measured", "client"})
+    unknown = sorted(set(data) - set(CASE_KEYS))
     if unknown:
-        raise InputError(f"{path}: {unknown[0]}: unknown key (known: scenario, measured, client)")
+        raise InputError(f"{path}: {unknown[0]}: unknown key (known: {', '.join(CASE_KEYS)})")
     if not isinstance(data.get("scenario"), str):
         raise InputError(f"{path}: scenario: expected a file")
     if not isinstance(data.get("client", False), bool):
@@ -89,7 +93,12 @@ def load_case(path: Path) -> Case:
     values = _values(block, path) if latencies is None else statistics(latencies)
     loaded = load_scenario(path.parent / data["scenario"])
     name, client = path.stem.removesuffix(".case"), data.get("client", False)
-    return Case(name, loaded, values, client, latencies)
+    timeline = None
+    if "timeline" in data:
+        if not isinstance(data["timeline"], str):
+            raise InputError(f"{path}: timeline: expected a file")
+        timeline = read_timeline(path.parent / data["timeline"])
+    return Case(name, loaded, values, client, latencies, timeline)
 
 
 def _requests(block: dict[str, Any], path: Path) -> Latencies:

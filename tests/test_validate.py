@@ -130,6 +130,42 @@ def test_what_was_not_measured_has_the_width_of_the_rest() -> None:
     assert step_spread(with_errors(0.1), model, 1, 16, {}) == 0.0
 
 
+# --- time lines
+
+
+def test_a_time_line_is_drawn_beside_the_prediction(tmp_path: Path) -> None:
+    path = case(tmp_path, f"timeline: t.csv\n{CASE}")
+    (tmp_path / "t.csv").write_text("t,running,waiting,kv_cache_pct\n1,2,0,50\n2,3,1,0\n")
+    found = load_case(path)
+    assert found.timeline is not None
+    assert found.timeline["running"].tolist() == [2.0, 3.0]
+    assert found.timeline["kv_share"].tolist() == [0.5, 0.0]
+    (tmp_path / "t.csv").write_text("t,running,waiting,kv_cache_pct\n1,2,0,0\n")
+    unrecorded = load_case(path).timeline
+    assert unrecorded is not None and "kv_share" not in unrecorded
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["validate", str(path), "--out", str(out)])
+    assert result.exit_code == 0
+    assert "Requests running" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "t,running,waiting\n",
+        "t,running\n1,2\n",
+        "t,running,waiting\n1,x,2\n",
+        "t,running,waiting\n1,nan,0\n",
+    ],
+)
+def test_what_is_no_time_line(tmp_path: Path, text: str) -> None:
+    path = case(tmp_path, f"timeline: t.csv\n{CASE}")
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=r"t\.csv: not a time line"):
+        load_case(path)
+
+
 # --- bad cases
 
 
@@ -141,6 +177,7 @@ def test_what_was_not_measured_has_the_width_of_the_rest() -> None:
         ("scenario: 3\nmeasured: {}\n", "scenario: expected a file"),
         ("a: 1\n", "a: unknown key"),
         (f"client: yes please\n{CASE}", "client: expected true or false"),
+        (f"timeline: 3\n{CASE}", "timeline: expected a file"),
         ("scenario: s.yaml\nmeasured: {itl_s: {mean: 1}}\n", "measured.itl_s: expected one of"),
         ("scenario: s.yaml\nmeasured: {ttft_s: {mean: 0}}\n", "measured.ttft_s.mean: expected"),
         ("scenario: s.yaml\nmeasured: {ttft_s: {mean: .nan}}\n", "expected mean, p50"),
