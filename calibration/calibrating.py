@@ -18,8 +18,13 @@ from servecast.costmodels.specs import HardwareSpec
 #: Messages of an all-reduce, bytes.
 MESSAGES = tuple(2**power for power in range(10, 25, 2))
 
-#: Words of a GPU's own name that say which of two devices of the catalogue it is.
+#: Words of a GPU's own name that say which of two devices of the catalogue it is, and words of
+#: devices that the catalogue has not.
 FORM_FACTORS = {"hbm3": "sxm", "hbm2e": "sxm", "pcie": "pcie"}
+OTHERS = {"nvl", "laptop", "mobile", "max", "q", "super", "ti", "d", "mig"}
+
+#: How far the memory may be off the catalogue's.
+MEMORY_OFF = 0.15
 
 
 @dataclass(frozen=True)
@@ -52,19 +57,28 @@ def run_campaign(
     Raises InputError without torch, without the device, for a device that is not the target's,
     and where there was too little time.
     """
+    if campaign.engine:
+        engines.check_engine(campaign.python, campaign.engine)
+    host: Host | None = None
     with started(campaign.device, campaign.python, campaign.kernels) as worker:
         check_device(worker.facts, campaign.device, target.hardware)
         found = measure(worker, coarse(target), fine(target), campaign.budget_s, tell)
-        host: Host | None = None
         if not found.facts.get("interrupted"):
-            found.all_reduce = _all_reduces(worker, campaign.device)
-            if campaign.engine:
-                jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment)
-                own = {
-                    number: _null_layer_s(worker, target, number) for number in engines.SEQUENCES
-                }
-                host = engines.measure_host(campaign.python, jobs, own.__getitem__)
+            # These come on top of the budget, a minute or so; without them a profile is one too.
+            try:
+                found.all_reduce = _all_reduces(worker, campaign.device)
+                host = _host(worker, campaign, target) if campaign.engine else None
+            except KeyboardInterrupt:
+                found.facts["interrupted"] = True
+            except InputError as error:
+                found.facts["host"] = f"not measured: {error}"
     return device_profile(found, target.hardware, target.hardware.name, date, host), found
+
+
+def _host(worker: Worker, campaign: Campaign, target: Target) -> Host:
+    jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment)
+    own = {number: _null_layer_s(worker, target, number) for number in engines.SEQUENCES}
+    return engines.measure_host(campaign.python, jobs, own.__getitem__)
 
 
 def _all_reduces(worker: Worker, device: str) -> dict[int, dict[float, float]]:
@@ -115,8 +129,11 @@ def hardware_of(facts: Mapping[str, Any], device: str) -> HardwareSpec:
     name = str(facts["device"])
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     words |= {form for word, form in FORM_FACTORS.items() if word in words}
-    fitting = [own for own in hardware_names() if _fits(own, words)]
+    fitting = [own for own in hardware_names() if _fits(own, words) and not words & OTHERS]
     memory = float(facts.get("memory_bytes", 0))
+    if memory:
+        near = {own: load_hardware(own).memory_bytes / memory for own in fitting}
+        fitting = [own for own in fitting if abs(near[own] - 1) < MEMORY_OFF]
     best = sorted(
         fitting, key=lambda own: (-len(own), abs(load_hardware(own).memory_bytes - memory))
     )
@@ -132,8 +149,14 @@ def _fits(own: str, words: set[str]) -> bool:
 
 
 def check_device(facts: Mapping[str, Any], device: str, hardware: HardwareSpec) -> None:
-    """Raises InputError where a worker runs on a kind of device that is not the target's."""
-    if (device == "cpu") != (hardware.kind == "cpu"):
+    """Raises InputError where a worker runs on a device that is not the target's."""
+    other = (device == "cpu") != (hardware.kind == "cpu")
+    if not other and device != "cpu" and hardware.name in hardware_names():
+        try:
+            other = hardware_of(facts, device).name != hardware.name
+        except InputError:
+            other = False
+    if other:
         raise InputError(
             f"--hardware {hardware.name}: not what --device {device} is ({facts['device']})"
         )

@@ -24,6 +24,9 @@ ALONG = {"gemm": ("m",), "decode": ("sequences", "context"), "prefill": ("new",)
 #: Points that a family needs, or its grid says nothing.
 FEWEST = 4
 
+#: Between the fewest and the most tokens of a family of matrices, at least.
+WIDE = 16.0
+
 #: Columns of the raw rows beside each family's coordinates.
 MEASURES = ("seconds", "form_s", "fitted_s", "noise", "runs")
 
@@ -39,11 +42,11 @@ def device_profile(
     families: dict[str, Family] = {}
     for family, rows in groups.items():
         kind = family.split(" ")[0]
-        if kind in AXES and len(rows) >= FEWEST and rows[0].point.form_s:
+        if kind in AXES and len(rows) >= FEWEST and rows[0].point.form_s and _wide(kind, rows):
             families[family] = fit_family(kind, as_rows(kind, rows), FEW, 1, ALONG[kind])
     if not any(family.startswith("gemm") for family in families):
-        why = next(iter(measured.refused.values()), "give it more --minutes")
-        raise InputError(f"too little was measured for a profile: {why}")
+        why = next((w for f, w in measured.refused.items() if f.startswith("gemm")), "")
+        raise InputError(f"too little was measured for a profile: {why or 'give more --minutes'}")
     small = _curve(groups.get("small", ()), "bytes")
     return KernelProfile(
         name=name,
@@ -61,6 +64,12 @@ def device_profile(
         host=host,
         extras=_extras(groups),
     )
+
+
+def _wide(kind: str, rows: Sequence[Row]) -> bool:
+    """Matrices of a few tokens alone say nothing of many."""
+    tokens = [float(row.point.shape["m"]) for row in rows] if kind == "gemm" else [1.0, WIDE]
+    return max(tokens) >= WIDE * min(tokens)
 
 
 def by_family(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -87,8 +96,12 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
         "what": "servecast calibrate",
         "date": date,
         "kernels": str(facts["kernels"]),
-        "timed": "medians, operands larger than the cache"
-        + (", in CUDA graphs" if "cuda" in facts else f", {facts['threads']} threads"),
+        "timed": "medians, weights and KV larger than the cache (64 sets at most)"
+        + (
+            ", in CUDA graphs but for copies to and from the host"
+            if "cuda" in facts
+            else f", {facts['threads']} threads"
+        ),
         "minutes": f"{measured.seconds / 60:.1f}",
         "noise": f"{noise:.2%} (median relative standard error)",
     }
@@ -100,10 +113,15 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
         values = [clock[key] for clock in seen if key in clock]
         if values:
             found[key] = " to ".join(f"{value:.0f}" for value in (min(values), max(values)))
-    if measured.refused:
-        found["not measured"] = "; ".join(f"{k}: {v}" for k, v in measured.refused.items())[:500]
-    if facts.get("interrupted"):
-        found["interrupted"] = "yes"
+    there = {row.point.family for row in measured.rows}
+    refused = {family: why for family, why in measured.refused.items() if family not in there}
+    if refused:
+        found["not measured"] = "; ".join(f"{k}: {v}" for k, v in refused.items())[:500]
+    if measured.refused.keys() & there:
+        found["refused in part"] = ", ".join(sorted(measured.refused.keys() & there))
+    for key in ("interrupted", "host"):
+        if facts.get(key):
+            found[key] = "yes" if facts[key] is True else str(facts[key])
     return found
 
 

@@ -9,9 +9,13 @@ where what the kernels of such a model take is measured by themselves.
 """
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +53,7 @@ NULL = {
     "mlp_bias": False,
 }
 
-#: An engine that says nothing for so long is given up.
+#: An engine may take so long beyond the last arrival of its loads.
 PATIENCE_S = 1800.0
 
 Answer = dict[str, Any]
@@ -63,27 +67,51 @@ def serve(python: str, job: Mapping[str, Any]) -> Answer:
 
     Raises InputError with the engine's last words where it does not come up, or breaks.
     """
-    with tempfile.TemporaryDirectory(prefix="servecast-") as folder:
-        environment = with_servecast(folder)
-        command = [python, "-W", "ignore", "-m", ENGINE]
+    arrivals = [r["arrival_s"] for load in job.get("loads", ()) for r in load["requests"]]
+    patience_s = PATIENCE_S + max(arrivals, default=0.0)
+    with (
+        tempfile.TemporaryDirectory(prefix="servecast-") as folder,
+        tempfile.TemporaryFile("w+") as errors,
+    ):
         try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(job),
-                capture_output=True,
+            process = subprocess.Popen(
+                [python, "-W", "ignore", "-m", ENGINE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
                 text=True,
-                env=environment,
-                timeout=PATIENCE_S,
-                check=False,
+                env=with_servecast(folder),
+                start_new_session=True,
             )
         except OSError as error:
             raise InputError(f"--python {python}: {error.strerror}") from None
+        try:
+            output, _ = process.communicate(json.dumps(job), timeout=patience_s)
         except subprocess.TimeoutExpired:
-            raise InputError(f"--engine {job['engine']}: no answer in {PATIENCE_S:.0f} s") from None
-    if done.returncode or not done.stdout.strip():
-        raise InputError(f"--engine {job['engine']}: {_last_words(done.stderr)}")
-    answer: Answer = json.loads(done.stdout.strip().splitlines()[-1])
+            raise InputError(f"--engine {job['engine']}: no answer in {patience_s:.0f} s") from None
+        finally:
+            # Its own processes too: they would hold the device.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        words = _last_words(errors.read())
+    try:
+        answer: Answer = json.loads(output.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise InputError(f"--engine {job['engine']}: {words}") from None
     return answer
+
+
+def check_engine(python: str, engine: str) -> None:
+    """Raises InputError where a Python has no such engine."""
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({engine!r}) is None)"
+    try:
+        found = subprocess.run([python, "-c", look], capture_output=True, check=False)
+    except OSError as error:
+        raise InputError(f"--python {python}: {error.strerror}") from None
+    if found.returncode:
+        raise InputError(f"--engine {engine}: not installed for {python} (--python names another)")
 
 
 def _last_words(text: str) -> str:
@@ -122,8 +150,10 @@ def null_jobs(
 def measure_host(python: str, jobs: Sequence[Mapping[str, Any]], kernels: KernelTime) -> Host:
     """Run the null models and part their steps; `kernels` is what a layer's own work takes.
 
-    Raises InputError as `serve` does.
+    The share of a layer is that of launching its kernels one by one: None where the engine replays
+    CUDA graphs. Raises InputError as `serve` does.
     """
+    eager = bool(jobs[0]["flags"].get("enforce_eager"))
     rows, seconds, version = [], [], ""
     for layers, job in zip(LAYERS, jobs, strict=True):
         answer = serve(python, job)
@@ -132,7 +162,8 @@ def measure_host(python: str, jobs: Sequence[Mapping[str, Any]], kernels: Kernel
             work_s = layers * kernels(sequences)
             rows.append([1.0, sequences, layers])
             seconds.append(max(0.0, _gap_s(load["requests"]) - work_s))
-    return part_host(version, np.array(rows), np.array(seconds))
+    host = part_host(version, np.array(rows), np.array(seconds))
+    return host if eager else replace(host, layer_s=None)
 
 
 def part_host(version: str, rows: np.ndarray, seconds: np.ndarray) -> Host:

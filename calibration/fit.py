@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from servecast.calibration.store import Family
+from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import Grid
 
@@ -54,7 +54,8 @@ class HeldOut:
     Attributes
     ----------
     median, p95 : absolute
-    log_errors : natural logarithm of predicted over measured, sorted: the family's distribution
+    log_errors : natural logarithm of predicted over measured, sorted: the family's distribution;
+        empty where there was too little to leave any out
     """
 
     rows: int
@@ -149,8 +150,7 @@ def _missed(
 
 def _summed_up(rows: Rows, errors: Sequence[FloatArray]) -> HeldOut:
     logs = np.sort(np.concatenate([*errors, np.zeros(0)]))
-    logs = logs if len(logs) else np.zeros(1)
-    absolute = np.abs(np.expm1(logs))
+    absolute = np.abs(np.expm1(logs)) if len(logs) else np.zeros(1)
     return HeldOut(
         rows=len(rows.seconds),
         median=float(np.percentile(absolute, 50)),
@@ -189,7 +189,7 @@ NARROWEST = 256
 FEW = 12
 
 #: Steps of probability at which residuals are kept.
-PROBABILITIES = np.linspace(2.5, 97.5, 20)
+PROBABILITIES = np.linspace(2.5, 97.5, KEPT_RESIDUALS)
 
 
 def fit_family(
@@ -215,7 +215,9 @@ def fit_family(
         rows=left_out.rows,
         median=left_out.median,
         p95=left_out.p95,
-        residuals=tuple(np.percentile(left_out.log_errors, PROBABILITIES).tolist()),
+        residuals=tuple(np.percentile(left_out.log_errors, PROBABILITIES).tolist())
+        if len(left_out.log_errors)
+        else (),
     )
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 import servecast.costmodels
+from servecast.calibration.device.sizes import operand_bytes
 from servecast.calibration.shapes import Point
 from servecast.costmodels.errors import InputError
 
@@ -27,12 +28,17 @@ Tell = Callable[[int, int], None]
 #: Points whose neighbours agree to so many powers of two are as good as measured: 1.4 %.
 AGREED = 0.02
 
+#: Doubt of a point on a line of which nothing is known, and powers of two that are far.
+UNKNOWN = 1.0
+FAR = 4.0
+
 #: Share of the budget that the coarse points may take, and of it a single point.
 COARSE_SHARE = 0.7
 POINT_SHARE = 0.02
 
-#: A point's cost in seconds: operands are made, and it is run a few times.
+#: A point's cost: operands are drawn, at so many bytes a second, and it is run a few times.
 SETUP_S, RUNS = 0.05, 12
+DRAWN_BYTES_PER_S = 4e8
 
 
 @dataclass(frozen=True)
@@ -187,12 +193,15 @@ def measure(
     slow = _Slowness()
     try:
         for point in coarse:
+            # What is dear waits until its family is known to allow it.
             if gone() > COARSE_SHARE * budget_s:
                 break
             if slow.expected_s(point) < POINT_SHARE * budget_s:
                 take(point)
                 slow.learn(found.rows)
-        left = {id(point): point for point in fine}
+        taken = {id(row.point) for row in found.rows}
+        left = {id(point): point for point in (*coarse, *fine) if id(point) not in taken}
+        left = {key: point for key, point in left.items() if point.axis}
         while left and gone() < budget_s:
             rest = [p for p in left.values() if slow.expected_s(p) < budget_s - gone()]
             chosen = _least_known(found.rows, rest)
@@ -204,6 +213,9 @@ def measure(
         found.clocks.append(worker.ask({"op": "clocks"}).get("clocks", {}))
     except KeyboardInterrupt:
         found.facts["interrupted"] = True
+    except InputError as error:
+        # The process is gone, out of memory most likely: what it gave before is kept.
+        found.facts["interrupted"] = str(error)
     found.seconds = time.monotonic() - start
     return found
 
@@ -221,7 +233,8 @@ class _Slowness:
             self._over[row.point.family] = over
 
     def expected_s(self, point: Point) -> float:
-        return SETUP_S + RUNS * point.form_s * self._over.get(point.family, 1.0)
+        drawn_s = operand_bytes(point.request) / DRAWN_BYTES_PER_S
+        return SETUP_S + drawn_s + RUNS * point.form_s * self._over.get(point.family, 1.0)
 
 
 def _least_known(rows: Sequence[Row], candidates: Sequence[Point]) -> Point | None:
@@ -242,17 +255,20 @@ def _least_known(rows: Sequence[Row], candidates: Sequence[Point]) -> Point | No
 
 
 def _doubt(known: Sequence[tuple[float, float]], at: float) -> float:
-    """How far the two known neighbours are apart, weighed by the gap; 1 where there is none."""
+    """How far the two known neighbours are apart, weighed by the gap; more where there is none."""
     below = [item for item in known if item[0] < at]
     above = [item for item in known if item[0] > at]
     if any(item[0] == at for item in known):
         return 0.0
     if not below and not above:
-        return 1.0
+        return UNKNOWN
     if not below or not above:
+        # Far beyond what is known more is learned than next to it.
+        beyond = at - known[-1][0] if not above else known[0][0] - at
+        if len(known) < 2:
+            return UNKNOWN * min(1.0, beyond / FAR)
         pair = known[-2:] if not above else known[:2]
-        if len(pair) < 2:
-            return 1.0
-        return abs(pair[1][1] - pair[0][1]) / 2
+        slope = abs(pair[1][1] - pair[0][1]) / max(pair[1][0] - pair[0][0], 1e-9)
+        return slope * min(beyond, FAR) / 2
     gap = min(at - below[-1][0], above[0][0] - at)
     return abs(above[0][1] - below[-1][1]) * min(1.0, gap)

@@ -22,8 +22,9 @@ from servecast.costmodels.weights import kv_heads, layer_matrices, lm_head
 
 SPLITS = (1, 2, 4, 8)
 
-#: Tokens of a matrix: powers of four first, then CUDA-graph sizes and both sides of tile edges.
-COARSE_TOKENS = (1, 4, 16, 64, 256, 1024)
+#: Tokens of a matrix: powers of four first, far apart in turn, so that little time still spans
+#: much; then CUDA-graph sizes and both sides of tile edges.
+COARSE_TOKENS = (1, 64, 256, 4, 1024, 16)
 FINE_TOKENS = (
     *(
         2,
@@ -320,7 +321,8 @@ def _compared(target: Target) -> Iterator[Point]:
     heads = next(iter(heads_of(target)), None)
     if heads is None:
         return
-    number, context = COMPARED_SEQUENCES, COMPARED_CONTEXT
+    number = min(COMPARED_SEQUENCES, target.most_sequences)
+    context = min(COMPARED_CONTEXT, target.longest)
     plain = decode_point(target, heads, number, context)
 
     def varied(name: str, shape: Mapping[str, float], **request: Any) -> Point:
@@ -352,7 +354,9 @@ def _device(target: Target) -> Iterator[Point]:
                 request = {"op": "copy", "kind": kind, "bytes": whole, "block_bytes": block}
                 name = f"copy {kind}{' pinned' if pinned else ''}"
                 if kind != "device" or not pinned:
-                    yield Point(name, {**request, "pinned": pinned}, {"block_bytes": block})
+                    # What waits for the host cannot be captured in a graph.
+                    own = {**request, "pinned": pinned, "eager": kind != "device"}
+                    yield Point(name, own, {"block_bytes": block})
     yield Point("launch", {"op": "launch"})
     yield Point("launch eager", {"op": "launch", "eager": True})
     for model in target.models:

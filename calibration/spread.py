@@ -21,6 +21,11 @@ ATTENTION = {"attention_prefill_s": "prefill", "attention_decode_s": "decode"}
 MODEL_SPREAD = 0.13
 
 
+#: Of a family of which nothing could be left out to see: as much as the worst of those that are
+#: bundled.
+UNKNOWN_SIGMA = 0.2
+
+
 def step_spread(
     profile: KernelProfile,
     model: ModelSpec,
@@ -59,7 +64,9 @@ def step_spread(
 def _sigma(profile: KernelProfile, family: str) -> float:
     """Standard deviation of a family's log errors, by their central 90 %; 0 if not measured."""
     found = profile.families.get(family)
-    if found is None or not found.residuals:
+    if found is None:
         return 0.0
+    if not found.residuals:
+        return UNKNOWN_SIGMA
     low, high = np.interp([5.0, 95.0], PROBABILITIES, found.residuals)
     return float(high - low) / (2 * Z90)

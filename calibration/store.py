@@ -36,6 +36,9 @@ AXES = {
 
 MOST_POINTS = 1_000_000
 
+#: Errors of a family that are kept, as quantiles.
+KEPT_RESIDUALS = 20
+
 
 @dataclass(frozen=True)
 class Family:
@@ -46,7 +49,8 @@ class Family:
     grid : corrections
     rows : measured rows behind it
     median, p95 : relative errors on shapes that the fit did not see
-    residuals : log(predicted / measured) at equal steps of probability, those shapes again
+    residuals : log(predicted / measured) at equal steps of probability, those shapes again; none
+        where nothing could be left out, and then the errors say nothing
     """
 
     grid: Grid
@@ -64,13 +68,13 @@ class Host:
     ----------
     engine : name and version
     step_s, sequence_s : of a step, and of each sequence in it
-    layer_s : launching one layer's kernels one by one
+    layer_s : launching one layer's kernels one by one; None where that was not measured
     """
 
     engine: str
     step_s: float
     sequence_s: float
-    layer_s: float
+    layer_s: float | None
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,14 @@ def _load(path: Path, state: tuple[int, int]) -> KernelProfile:
         text = content.decode("utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         return _profile(yaml.load(text, Loader=loader), path)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise InputError(f"{path}: not a profile: {_short(error)}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not YAML: {_short(error)}") from None
@@ -200,10 +211,11 @@ def _factors(data: Mapping[str, Any], key: str) -> dict[int, float]:
 
 
 def _host(row: Mapping[str, Any]) -> Host:
-    times = [_number(row[name]) for name in ("step_s", "sequence_s", "layer_s")]
-    if not all(0 <= value < 1e3 for value in times):
+    step_s, sequence_s = _number(row["step_s"]), _number(row["sequence_s"])
+    layer_s = None if row.get("layer_s") is None else _number(row["layer_s"])
+    if not all(0 <= value < 1e3 for value in (step_s, sequence_s, layer_s or 0.0)):
         raise ValueError("host: expected seconds, 0 or more")
-    return Host(str(row["engine"]), *times)
+    return Host(str(row["engine"]), step_s, sequence_s, layer_s)
 
 
 def _number(value: Any) -> float:
@@ -220,6 +232,9 @@ def _small(value: Any) -> float:
 
 
 def _family(name: str, row: Mapping[str, Any]) -> Family:
+    kind, _, key = name.partition(" ")
+    if kind not in AXES or (kind in ("prefill", "decode") and not key.isdigit()) or not key:
+        raise ValueError(f"{name}: not a family of kernels")
     axes = tuple(_axis(row["axes"][axis]) for axis in AXES[name.split(" ")[0]])
     shape = tuple(map(len, axes))
     if np.prod(shape) > MOST_POINTS:
@@ -228,6 +243,8 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     if (np.abs(values) > 30).any():
         raise ValueError(f"{name}: a correction beyond 2^30")
     residuals = tuple(float(value) for value in row["residuals"])
+    if len(residuals) not in (0, KEPT_RESIDUALS):
+        raise ValueError(f"{name}: expected {KEPT_RESIDUALS} residuals, or none")
     median, p95 = float(row["median"]), float(row["p95"])
     if not np.isfinite([median, p95, *residuals]).all():
         raise ValueError(f"{name}: errors must be numbers")
@@ -316,8 +333,9 @@ def profile_text(profile: KernelProfile) -> str:
     }
     if profile.host is not None:
         rest["host"] = {
-            key: value if isinstance(value, str) else float(f"{value:.4g}")
+            key: float(f"{value:.4g}") if isinstance(value, float) else value
             for key, value in asdict(profile.host).items()
+            if value is not None
         }
     rest = {name: value for name, value in rest.items() if value}
     if rest:

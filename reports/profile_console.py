@@ -21,8 +21,8 @@ def render_profile(profile: Mapping[str, Any]) -> RenderableType:
             name,
             f"{family['rows']:,}",
             " x ".join(map(str, family["grid"])),
-            f"{family['median']:.1%}",
-            f"{family['p95']:.1%}",
+            f"{family['median']:.1%}" if family["residuals"] else "not known",
+            f"{family['p95']:.1%}" if family["residuals"] else "",
         )
     ranks = ", ".join(map(str, profile["all_reduce_ranks"])) or "none"
     return Group(
@@ -43,8 +43,8 @@ def _beside(profile: Mapping[str, Any]) -> list[RenderableType]:
         lines.append(
             Text(
                 f"host of {host['engine']}: {1e3 * host['step_s']:.3g} ms a step, "
-                f"{1e6 * host['sequence_s']:.3g} us a sequence, {1e6 * host['layer_s']:.3g} us a "
-                "layer"
+                f"{1e6 * host['sequence_s']:.3g} us a sequence"
+                + ("" if host["layer_s"] is None else f", {1e6 * host['layer_s']:.3g} us a layer")
             )
         )
     for key, words in (

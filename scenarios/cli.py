@@ -251,7 +251,15 @@ def calibrate(
     """Measure a device, or fit tables that others measured, to a profile; or show one."""
     from servecast.calibration.store import profile_facts
     from servecast.reports.profile_console import render_profile
-    from servecast.scenarios.profiles import Ask, draw, fit_tables, keep, load_shown, measure_device
+    from servecast.scenarios.profiles import (
+        Ask,
+        check_out,
+        draw,
+        fit_tables,
+        keep,
+        load_shown,
+        measure_device,
+    )
 
     if show is not None:
         if from_ is not None or path is not None or device is not None:
@@ -263,6 +271,7 @@ def calibrate(
     elif device is not None:
         if from_ is not None or path is not None:
             raise InputError("--device: takes no tables")
+        check_out(out)
         ask = Ask(
             device,
             tuple(model or ()),

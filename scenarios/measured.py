@@ -86,7 +86,7 @@ def measured(
         profile,
         host_step_s=host * found.host.step_s,
         host_sequence_s=host * found.host.sequence_s,
-        host_layer_s=found.host.layer_s,
+        host_layer_s=base.host_layer_s if found.host.layer_s is None else found.host.layer_s,
     )
 
 
@@ -113,7 +113,10 @@ def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str
             yield f"{bits:.2g}-bit weights"
     if model.mla is not None:
         yield "latent attention"
-    elif round(kv.bits) not in kernels.decode:
-        yield f"attention over {kv.name} KV"
+    else:
+        if round(kv.bits) not in kernels.decode:
+            yield f"attention over {kv.name} KV"
+        if round(kv.bits) not in kernels.prefill:
+            yield f"prompts over {kv.name} KV"
     if model.linear is not None:
         yield "recurrent layers"

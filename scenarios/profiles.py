@@ -1,5 +1,6 @@
 """`servecast calibrate`: tables or a device to a profile, and a profile to figures."""
 
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,10 +100,7 @@ def measure_device(ask: Ask, tell: Tell | None = None) -> tuple[KernelProfile, M
 
 
 def _check(ask: Ask) -> None:
-    if not LEAST_MINUTES <= ask.minutes <= MOST_MINUTES:
-        raise InputError(
-            f"--minutes {ask.minutes:g}: expected {LEAST_MINUTES} to {MOST_MINUTES:.0f}"
-        )
+    check_minutes(ask.minutes)
     if ask.device != "cpu" and not ask.device.startswith("cuda"):
         raise InputError(f"--device {ask.device}: expected cpu or cuda:N")
     for name, value, known in (
@@ -129,11 +127,32 @@ def rows_path(profile: Path) -> Path:
     return profile.with_suffix(".parquet")
 
 
+def check_out(path: Path | None) -> None:
+    """Raises InputError where no profile can be written: better before measuring than after."""
+    if path is None:
+        return
+    if path.suffix not in (".yaml", ".yml"):
+        raise InputError(f"--out {path}: a profile ends in .yaml")
+    if path.is_dir():
+        raise InputError(f"--out {path}: is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {path}: {error.strerror}") from None
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"--out {path}: cannot be written")
+
+
+def check_minutes(minutes: float) -> None:
+    """Raises InputError for no time, and for what is no time."""
+    if not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        raise InputError(f"--minutes {minutes:g}: expected {LEAST_MINUTES} to {MOST_MINUTES:.0f}")
+
+
 def keep(profile: KernelProfile, out: Path | None, measured: Measured | None = None) -> Path:
     """Write a profile, and the rows behind it where there are some."""
     path = out or Path(f"{profile.hardware}.yaml")
-    if path.suffix not in (".yaml", ".yml"):
-        raise InputError(f"--out {path}: a profile ends in .yaml")
+    check_out(path)
     write_text(path, profile_text(profile))
     if measured is not None:
         with atomic_write(rows_path(path)) as aside:

@@ -30,6 +30,8 @@ from servecast.costmodels.specs import ModelSpec
 from servecast.reports.files import write_text
 from servecast.scenarios.build import Deployment, Setup, beside, build, set_up
 from servecast.scenarios.load import LoadedScenario, load_scenario
+from servecast.scenarios.measured import profile_of
+from servecast.scenarios.profiles import check_minutes
 from servecast.scenarios.validate import (
     Case,
     held,
@@ -88,12 +90,22 @@ def validate_real(
     if real.engine not in engines.ENGINES:
         known = ", ".join(engines.ENGINES)
         raise InputError(f"--engine {real.engine}: expected one of {known}")
+    check_minutes(real.minutes)
+    engines.check_engine(real.python, real.engine)
+    chosen = real.profile
+    if chosen is not None and chosen.endswith((".yaml", ".yml")):
+        chosen = os.path.abspath(chosen)
+    asked = [with_pool(load_scenario(path)) for path in scenarios]
+    for loaded in asked:
+        setup = set_up(loaded)
+        profile_of(chosen, setup.hardware)
+        hf_config(loaded, setup.model)
+        _table(loaded)
     rows: list[dict[str, Any]] = []
     overlays, told = [], []
     with TemporaryDirectory(prefix="servecast-") as folder:
-        for path in scenarios:
-            loaded = with_pool(load_scenario(path))
-            profile = real.profile
+        for path, loaded in zip(scenarios, asked, strict=True):
+            profile = chosen
             if profile is None:
                 say(f"{path}: calibrating for {real.minutes:g} minutes")
                 file = (real.out or Path(folder)) / f"{path.stem}.profile.yaml"
@@ -199,10 +211,7 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
     random weights, and an engine that does not come up.
     """
     setup = set_up(loaded)
-    scenario = loaded.scenario
-    table = build_requests(scenario, loaded.path.parent, scenario.seed, lambda line: None)
-    if table.after is not None:
-        raise InputError(f"{loaded.path}: workload: sessions cannot be served with --engine yet")
+    table = _table(loaded)
     deployment = build(loaded)
     blocks = deployment.memory.blocks
     job = {
@@ -215,6 +224,14 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
     answer = engines.serve(python, job)
     load = answer["loads"][0]
     return Served(str(answer["engine"]), table, _latencies(load["requests"]), load["steps"])
+
+
+def _table(loaded: LoadedScenario) -> RequestTable:
+    scenario = loaded.scenario
+    table = build_requests(scenario, loaded.path.parent, scenario.seed, lambda line: None)
+    if table.after is not None:
+        raise InputError(f"{loaded.path}: workload: sessions cannot be served with --engine yet")
+    return table
 
 
 def _flags(setup: Setup, engine: str, blocks: int) -> dict[str, Any]:

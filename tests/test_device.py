@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servecast.calibration import calibrating, engines, measuring
+from servecast.calibration.device.sizes import contexts_of, operand_bytes
 from servecast.calibration.device_profile import (
     FEW,
     device_profile,
@@ -189,6 +190,23 @@ def test_the_worker_measures_wholes_refuses_and_goes_on() -> None:
         found.close()
 
 
+def test_operands_that_do_not_fit_are_refused_before_they_are_drawn() -> None:
+    huge = {"op": "decode", "sequences": 4096, "context": 1 << 20, "block_size": 16, **SHAPE}
+    assert operand_bytes(huge) > 2**40
+    found = worker.answer({**huge, "dtype": "float32"}, CPU, operators.BUILDERS)
+    assert found["error"].startswith("operands of")
+    assert operand_bytes({"op": "chain", "parts": [huge, huge]}) == 2 * operand_bytes(huge)
+    assert operand_bytes(REQUESTS[0]) == 4 * 64 * 128 + 4 * 3 * (64 + 128)
+
+
+def test_whatever_a_kernel_throws_is_a_refusal() -> None:
+    def broken(request: Any, device: Any) -> Any:
+        raise KeyError("a compiler's own error")
+
+    found = worker.answer(REQUESTS[0], CPU, {"gemm": broken})
+    assert "a compiler's own error" in found["error"]
+
+
 def test_no_gpu_is_said_in_one_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -248,7 +266,7 @@ class _Law(measuring.Worker):
             m = request["m"]
             return float(1e-6 * (3 + m**0.7) * request["n"] * request["k"] / 1e6)
         if request["op"] == "decode":
-            tokens = sum(operators.contexts_of(request)) * request.get("query_len", 1) ** 0.5
+            tokens = sum(contexts_of(request)) * request.get("query_len", 1) ** 0.5
             return 1e-6 * (5 + tokens / request["block_size"] ** 0.1)
         if request["op"] == "prefill":
             return 1e-6 * (4 + float(request["new"]) ** 1.5)
@@ -289,7 +307,7 @@ def test_more_is_measured_where_neighbours_disagree() -> None:
             return form * bend
 
     def point(m: int, n: int) -> Point:
-        request = {"op": "gemm", "m": m, "n": n, "form": 1e-6 * m}
+        request = {"op": "gemm", "m": m, "n": n, "k": 1, "form": 1e-6 * m}
         return Point("gemm 32bit", request, {"m": m, "n": n, "k": 1}, "m", 1e-6 * m)
 
     law = Bent()
@@ -302,8 +320,8 @@ def test_more_is_measured_where_neighbours_disagree() -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
-    found = measure(_Law(interrupt_after=40), coarse(TARGET), fine(TARGET), 60.0)
-    assert len(found.rows) == 39
+    found = measure(_Law(interrupt_after=60), coarse(TARGET), fine(TARGET), 60.0)
+    assert len(found.rows) == 59
     assert found.facts["interrupted"]
     assert device_profile(found, HARDWARE, "law", "2026-11-29").source["interrupted"] == "yes"
 
@@ -314,6 +332,19 @@ def test_what_a_device_refuses_is_told() -> None:
     assert found.refused == {"gemm fp8": "no such unit"}
     profile = device_profile(found, HARDWARE, "law", "2026-11-29")
     assert profile.source["not measured"] == "gemm fp8: no such unit"
+
+
+def test_a_worker_that_dies_leaves_what_it_gave() -> None:
+    class Mortal(_Law):
+        def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            if len(self.asked) == 70:
+                raise InputError("the measuring process ended: Killed")
+            return super().ask(request)
+
+    found = measure(Mortal(), coarse(TARGET), fine(TARGET), 60.0)
+    assert len(found.rows) == 70
+    source = device_profile(found, HARDWARE, "law", "2026-11-29").source
+    assert source["interrupted"] == "the measuring process ended: Killed"
 
 
 def test_too_little_time_is_an_error() -> None:
@@ -352,10 +383,17 @@ def test_points_of_a_model_are_its_own() -> None:
         ("NVIDIA L4", 22.0, "l4"),
         ("Tesla T4", 14.6, "t4"),
         ("NVIDIA B200", 178.4, "b200"),
+        ("NVIDIA H100 NVL", 94.0, None),
+        ("NVIDIA A100-PCIE-40GB", 39.4, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.6, None),
     ],
 )
-def test_a_gpu_is_known_by_its_name(name: str, memory_gib: float, expected: str) -> None:
+def test_a_gpu_is_known_by_its_name(name: str, memory_gib: float, expected: str | None) -> None:
     facts = {"device": name, "memory_bytes": memory_gib * 2**30}
+    if expected is None:
+        with pytest.raises(InputError, match="not in the catalogue"):
+            calibrating.hardware_of(facts, "cuda:0")
+        return
     assert calibrating.hardware_of(facts, "cuda:0").name == expected
 
 
@@ -390,7 +428,7 @@ def test_calibrate_measures_this_cpu_and_draws_it(tmp_path: Path) -> None:
         "--model",
         model,
         "--minutes",
-        "0.15",
+        "0.3",
         "--out",
         str(out),
     ]

@@ -29,6 +29,8 @@ REPLAY = LIBRARY / "cpu-replay.yaml"
 #: Stands for an engine: a token every 10 ms from 50 ms after a request was sent.
 FAKE = """#!{python}
 import json, sys
+if sys.argv[1] == "-c":
+    sys.exit(0)
 if not sys.argv[-1].endswith("engine"):
     sys.exit("RuntimeError: asked for " + sys.argv[-1])
 job = json.load(sys.stdin)
@@ -164,6 +166,26 @@ def test_what_cannot_be_served_for_real(tmp_path: Path, overrides: list[str], me
         _job(tmp_path, *overrides)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--minutes", "nan"], "--minutes nan: expected"),
+        (["--profile", "h100-sxm"], "h100-sxm was measured on h100-sxm, not on cpu"),
+        (["--profile", "none.yaml"], "none.yaml: cannot be read"),
+    ],
+)
+def test_an_engine_is_not_started_for_nothing(fake: str, words: list[str], message: str) -> None:
+    asked = ["validate", "--engine", "vllm", "--python", fake, *words, str(REPLAY)]
+    result = CliRunner().invoke(app, asked)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_an_engine_that_is_not_there_is_told_at_once() -> None:
+    with pytest.raises(InputError, match="--engine vllm: not installed"):
+        engines.check_engine(sys.executable, "vllm")
+
+
 def test_an_engine_that_breaks_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\necho 'ValueError: no such model' >&2\necho bye >&2\nexit 1\n")
@@ -181,8 +203,10 @@ def test_a_host_is_what_null_models_take_beyond_their_kernels(fake: str) -> None
     jobs = engines.null_jobs("vllm", {"dtype": "float32"}, {})
     assert [job["config"]["num_hidden_layers"] for job in jobs] == list(engines.LAYERS)
     host = engines.measure_host(fake, jobs, lambda sequences: 0.0)
-    assert host.engine == "fake 1"
-    assert host == Host("fake 1", pytest.approx(0.01), pytest.approx(0.0), pytest.approx(0.0))
+    # With CUDA graphs a layer's share says nothing of launching it.
+    assert host == Host("fake 1", pytest.approx(0.01), pytest.approx(0.0), None)
+    eager = engines.null_jobs("vllm", {"dtype": "float32", "enforce_eager": True}, {})
+    assert engines.measure_host(fake, eager, lambda sequences: 0.0).layer_s == pytest.approx(0.0)
 
 
 def test_clients_send_when_it_is_time_or_one_by_one() -> None:

@@ -57,7 +57,10 @@ def random_paged(
     most, total = max(blocks), sum(blocks)
 
     def numbers(*shape: int) -> Any:
-        return torch.randn(*shape, generator=generator, dtype=torch.float32).to(device, dtype)
+        if generator is not None:
+            return torch.randn(*shape, generator=generator).to(device, dtype)
+        drawn = dtype if dtype in (torch.float32, torch.bfloat16, torch.float16) else torch.float16
+        return torch.randn(*shape, dtype=drawn, device=device).to(dtype)
 
     order = torch.randperm(total, generator=generator).to(torch.int32)
     table = torch.zeros(len(contexts), most, dtype=torch.int32)

@@ -1,6 +1,7 @@
 """All-reduce over several processes: NCCL between GPUs, gloo on a CPU."""
 
 import os
+import queue
 import time
 from typing import Any
 
@@ -10,31 +11,39 @@ import torch.multiprocessing as mp
 
 from servecast.calibration.device.timing import Timing, noise
 
+#: Ranks that say nothing for so long are given up: one of them may have died.
+PATIENCE_S = 90.0
+
 ROUNDS = 30
 WARM = 5
 
 
 def all_reduce(ranks: int, sizes: list[int], device_type: str) -> dict[int, Timing]:
-    """Timing of a sum over `ranks` processes, by bytes of the message.
+    """Timing of a sum over `ranks` processes, by bytes of the message, launch and wait included.
 
-    Raises RuntimeError where there are not so many GPUs.
+    Raises RuntimeError where there are not so many GPUs, and where a rank fails.
     """
     if device_type == "cuda" and torch.cuda.device_count() < ranks:
         raise RuntimeError(f"{ranks} ranks on {torch.cuda.device_count()} GPUs")
     context = mp.get_context("spawn")
-    results = context.SimpleQueue()
+    results = context.Queue()
     port = 29_500 + os.getpid() % 10_000
     workers = [
-        context.Process(target=_rank, args=(rank, ranks, sizes, device_type, port, results))
+        context.Process(
+            target=_rank, args=(rank, ranks, sizes, device_type, port, results), daemon=True
+        )
         for rank in range(ranks)
     ]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise RuntimeError("a rank failed")
-    found: dict[int, Timing] = results.get()
+    try:
+        found: dict[int, Timing] = results.get(timeout=PATIENCE_S)
+    except queue.Empty:
+        raise RuntimeError(f"{ranks} ranks gave no answer in {PATIENCE_S:.0f} s") from None
+    finally:
+        for worker in workers:
+            worker.join(timeout=1.0)
+            worker.kill()
     return found
 
 
@@ -43,8 +52,11 @@ def _rank(
 ) -> None:
     backend = "nccl" if device_type == "cuda" else "gloo"
     where = f"tcp://127.0.0.1:{port}"
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device(device_type, rank)
+        torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=where, rank=rank, world_size=ranks)
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     found = {}
     for size in sizes:
         message = torch.ones(max(1, size // 2), dtype=torch.bfloat16, device=device)

@@ -200,6 +200,8 @@ class Transformers:
                 open_requests += 1
             result = self._manager.get_result(timeout=NAP_S)
             if result is None:
+                if not self._manager.is_running():
+                    raise RuntimeError("the engine's own thread has ended")
                 continue
             end, row = time.perf_counter() - start, rows[int(result.request_id.split("-")[1])]
             row.setdefault("first_s", end)

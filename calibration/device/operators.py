@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from servecast.calibration.device import attention
+from servecast.calibration.device.sizes import contexts_of
 from servecast.calibration.device.timing import Call, copies
 
 Request = Mapping[str, Any]
@@ -107,11 +108,6 @@ def prefill(request: Request, device: torch.device) -> list[Call]:
 
     kv_bytes = 2 * kv_heads * (context + new) * dim * shape["dtype"].itemsize
     return [call() for _ in range(copies(kv_bytes, device))]
-
-
-def contexts_of(request: Request) -> list[int]:
-    """Of each sequence: `contexts`, or `sequences` of `context` each."""
-    return list(request.get("contexts") or [request["context"]] * request["sequences"])
 
 
 def decode(request: Request, device: torch.device) -> list[Call]:

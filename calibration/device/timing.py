@@ -27,6 +27,9 @@ LIMIT_S = 0.25
 
 FEWEST, MOST = 7, 200
 
+#: Calls of a captured graph, at least.
+LEAST_CALLS = 16
+
 #: Operands together are so many times the cache.
 TIMES_CACHE = 2.0
 
@@ -62,10 +65,23 @@ def copies(operand_bytes: float, device: torch.device) -> int:
     return int(min(max(needed, 1), MOST_COPIES))
 
 
-def measure(calls: Sequence[Call], device: torch.device, limit_s: float = LIMIT_S) -> Timing:
-    """Time of one call, the calls taken in turn."""
-    run = _graph(calls) if device.type == "cuda" else _loop(calls)
+def measure(
+    calls: Sequence[Call],
+    device: torch.device,
+    limit_s: float = LIMIT_S,
+    eager: bool = False,
+) -> Timing:
+    """Time of one call, the calls taken in turn.
+
+    `eager` launches them one by one on a GPU too, as what cannot be captured needs it.
+    """
     timed = _on_events if device.type == "cuda" else _on_clock
+    if device.type == "cuda" and not eager:
+        # What a replay itself takes is spread over several calls.
+        calls = list(calls) * max(1, LEAST_CALLS // len(calls))
+        run = _graph(calls)
+    else:
+        run = _loop(calls)
     for _ in range(2):
         timed(run, 1)
     once = timed(run, 1) / len(calls)
@@ -103,12 +119,14 @@ def _graph(calls: Sequence[Call]) -> Call:
         _loop(calls)()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    ordinary = torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             _loop(calls)()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return _loop(calls)
+    except BaseException:
+        # A broken capture leaves its stream behind as the current one.
+        torch.cuda.set_stream(ordinary)
+        raise
     return graph.replay
 
 

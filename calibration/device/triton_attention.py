@@ -5,6 +5,7 @@ at once, walks the sequence's block table, and keeps a running softmax (Milakov 
 "Online normalizer calculation for softmax", arXiv 1805.02867).
 """
 
+import os
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from servecast.calibration.device.attention import Paged
 
 #: A matrix product in Triton has at least so many rows and columns.
 LEAST_ROWS = 16
+
+#: Read when Triton is imported, as Triton itself does.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit
@@ -103,6 +107,6 @@ def paged_attention(paged: Paged) -> Any:
         block_size=paged.block_size,
         tile=max(LEAST_ROWS, min(64, triton.next_power_of_2(paged.block_size))),
         # The interpreter keeps bfloat16 as bare bits, and would multiply those.
-        in_float32=triton.knobs.runtime.interpret,
+        in_float32=INTERPRETED,
     )
     return out

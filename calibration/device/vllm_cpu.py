@@ -13,7 +13,8 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from servecast.calibration.device import operators
-from servecast.calibration.device.operators import Builder, Request, contexts_of, dtype_of
+from servecast.calibration.device.operators import Builder, Request, dtype_of
+from servecast.calibration.device.sizes import contexts_of
 from servecast.calibration.device.timing import Call, copies
 
 EPSILON = 1e-5

@@ -17,10 +17,13 @@ import torch
 
 from servecast.calibration.device import collectives, operators
 from servecast.calibration.device.operators import Builder, Request
+from servecast.calibration.device.sizes import operand_bytes
 from servecast.calibration.device.timing import cache_bytes, measure
 
-#: What a device may refuse, out of memory included; anything else is a fault of this program.
-REFUSALS = (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, ImportError)
+#: Share of the memory that operands may take, and bytes of them on a CPU, where drawing them is
+#: slow.
+MEMORY_SHARE = 0.25
+MOST_CPU_BYTES = 4 << 30
 
 
 def kernels(device: torch.device, wanted: str) -> tuple[str, Mapping[str, Builder]]:
@@ -59,7 +62,8 @@ def facts(device: torch.device, whose: str) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
         }
-        with contextlib.suppress(*REFUSALS):
+        found["kernels"] = "torch, and a Triton kernel of our own for decode attention"
+        with contextlib.suppress(Exception):
             import triton
 
             found["triton"] = triton.__version__
@@ -98,18 +102,30 @@ def answer(
         if request["op"] == "all_reduce":
             timings = collectives.all_reduce(request["ranks"], request["sizes"], device.type)
             return {"sizes": {str(size): timing.seconds for size, timing in timings.items()}}
+        needed, room = operand_bytes(request), room_bytes(device)
+        if needed > room:
+            return {"error": f"operands of {needed / 2**30:.1f} GiB: at most {room / 2**30:.1f}"}
         if request["op"] == "chain":
             calls = operators.chain(request, device, builders)
         else:
             calls = list(builders[request["op"]](request, device))
-        eager = device.type == "cpu" or request.get("eager")
-        timing = measure(calls, device) if eager or device.type == "cuda" else None
-    except REFUSALS as error:
+        timing = measure(calls, device, eager=bool(request.get("eager")))
+    except Exception as error:
+        # A device may refuse in many ways: no such kernel, out of memory, a compiler's own error.
+        calls = []
         if device.type == "cuda":
             torch.cuda.empty_cache()
         return {"error": " ".join(str(error).split())[:200] or type(error).__name__}
-    assert timing is not None
     return {"seconds": timing.seconds, "noise": timing.noise, "runs": timing.runs}
+
+
+def room_bytes(device: torch.device) -> float:
+    """What operands may take."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return MEMORY_SHARE * float(free)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(MEMORY_SHARE * whole, float(MOST_CPU_BYTES))
 
 
 def main() -> None:
@@ -120,6 +136,8 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         print(json.dumps({"error": "no GPU that this PyTorch can use"}), file=output, flush=True)
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     whose, builders = kernels(device, sys.argv[2] if len(sys.argv) > 2 else "auto")
     print(json.dumps(facts(device, whose)), file=output, flush=True)
     with torch.inference_mode():
