@@ -27,6 +27,9 @@ LIMIT_S = 0.25
 
 FEWEST, MOST = 7, 200
 
+#: Samples of what is slower than the limit allows for more.
+FEWEST_SLOW = 2
+
 #: Calls of a captured graph, at least.
 LEAST_CALLS = 16
 
@@ -82,17 +85,18 @@ def measure(
         run = _graph(calls)
     else:
         run = _loop(calls)
-    for _ in range(2):
-        timed(run, 1)
-    once = timed(run, 1) / len(calls)
-    rounds = max(1, int(SAMPLE_S / max(once * len(calls), 1e-9)))
-    samples: list[float] = []
     end = time.perf_counter() + limit_s
+    timed(run, 1)
+    once = timed(run, 1)
+    # What takes longer than the limit is warm by now, and counted.
+    samples = [once / len(calls)] if once > limit_s else []
+    rounds = max(1, int(SAMPLE_S / max(once, 1e-9)))
     while len(samples) < MOST:
         samples.append(timed(run, rounds) / rounds / len(calls))
-        if len(samples) < FEWEST:
-            continue
-        if noise(samples) < STABLE or time.perf_counter() > end:
+        late = time.perf_counter() > end
+        if late and len(samples) >= FEWEST_SLOW:
+            break
+        if len(samples) >= FEWEST and noise(samples) < STABLE:
             break
     return Timing(statistics.median(samples), noise(samples), len(samples))
 
