@@ -35,8 +35,8 @@ def profile_of(asked: str | None, hardware: HardwareSpec) -> str | None:
     owner = load_profile(asked).hardware
     if owner != hardware.name and hardware.name in hardware_names():
         raise InputError(
-            f"profile: {asked} was measured on {owner}, not on {hardware.name}; left out, the "
-            f"{'nearest relative' if relative(hardware) else 'generic figures'} will be used"
+            f"profile: {asked} was measured on {owner}, not on {hardware.name}; left out, "
+            f"{profile_of(None, hardware) or NONE} is used"
         )
     return asked
 
