@@ -351,6 +351,30 @@ def validate(
         _print(render_validation(answer))
 
 
+@app.command()
+def fit_acceptance(
+    file: Annotated[
+        Path, typer.Argument(help="JSON lines with acc_len_<method>: what a round would emit.")
+    ],
+    k: Annotated[int, typer.Option("--k", min=1, max=64, help="Tokens of a draft.")] = 5,
+    holdout: Annotated[
+        float, typer.Option(help="Share of the requests that the fit does not see.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Which requests those are.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the answer on stdout.")] = False,
+) -> None:
+    """Fit how drafts are accepted, and hold the fit against requests it did not see."""
+    from servecast.calibration.acceptance import fitted, hold_out, read_lengths
+    from servecast.reports.acceptance_console import render_acceptance
+
+    lengths = read_lengths(file)
+    methods = hold_out(lengths, k, holdout, seed) if holdout else fitted(lengths, k)
+    if json:
+        _echo({"k": k, "methods": methods})
+    else:
+        _print(render_acceptance(methods))
+
+
 def _own_number(own: Mapping[str, str], name: str, default: float) -> float:
     """An option that stood after `--`, among vLLM's flags."""
     text = own.get(name.replace("-", "_"))
