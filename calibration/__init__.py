@@ -5,6 +5,7 @@ measured), then `fit.py` and `store.py` (rows of kernels to a profile, and its f
 tables of others (`aiconfigurator.py`, `llmservingsim.py`, `vidur.py`) or from the device at hand:
 `calibrating.py` is the campaign, `shapes.py` what is measured, `measuring.py` the worker and the
 time budget, `device_profile.py` what becomes of it, `engines.py` real engines and their host time,
-`device/` what runs beside torch. `acceptance.py` fits how drafts are accepted. `spread.py` says how sure a step's time is, `measured.py` reads
-recorded serving runs. Nothing here knows the simulator.
+`device/` what runs beside torch. `spread.py` says how sure a step's time is, `measured.py` reads
+recorded serving runs, and `acceptance.py` fits how drafts are accepted. Nothing here knows the
+simulator.
 """
