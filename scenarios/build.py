@@ -165,7 +165,7 @@ def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
     name = profile_name(setup, loaded)
     if name is None:
         return base
-    return measured(base, name, setup.model, setup.hardware, setup.memory.kv)
+    return measured(base, name, setup.model, setup.hardware, setup.memory.kv, setup.memory.tensor)
 
 
 def profile_name(setup: Setup, loaded: LoadedScenario) -> str | None:

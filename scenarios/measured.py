@@ -62,7 +62,12 @@ def relative(hardware: HardwareSpec) -> str | None:
 
 
 def measured(
-    base: Profile, name_or_path: str, model: ModelSpec, hardware: HardwareSpec, kv: KvFormat
+    base: Profile,
+    name_or_path: str,
+    model: ModelSpec,
+    hardware: HardwareSpec,
+    kv: KvFormat,
+    tensor: int = 1,
 ) -> Profile:
     """The base profile with the kernels of another; its label says what they do not cover.
 
@@ -70,7 +75,7 @@ def measured(
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    label = kernels_label(found, found.kernels(), model, hardware, kv)
+    label = kernels_label(found, found.kernels(), model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
         field.name: getattr(base.efficiency, field.name) / getattr(generic, field.name)
@@ -91,13 +96,20 @@ def measured(
 
 
 def kernels_label(
-    found: KernelProfile, kernels: Kernels, model: ModelSpec, hardware: HardwareSpec, kv: KvFormat
+    found: KernelProfile,
+    kernels: Kernels,
+    model: ModelSpec,
+    hardware: HardwareSpec,
+    kv: KvFormat,
+    tensor: int,
 ) -> str:
     """What a report says of a deployment's step times."""
     label = kernels.label
     if found.hardware != hardware.name:
         label += f", scaled to {hardware.name} by datasheet"
     rest = sorted(set(_uncovered(kernels, model, kv)))
+    if tensor > 1 and tensor not in kernels.all_reduce:
+        rest.append(f"all-reduce of {tensor} ranks")
     if rest:
         label += f"; {', '.join(rest)} by generic efficiencies (uncalibrated)"
     return label

@@ -401,6 +401,10 @@ def test_a_coefficient_that_is_off_moves_the_measured_kernels_that_it_stands_for
             "experts",
         ),
         (["engine.quantization=awq"], "4.2-bit weights"),
+        (
+            ["engine.tensor_parallel_size=2", "hardware=rtx-4090", "profile=rtx-4090"],
+            "all-reduce of 2 ranks",
+        ),
         (["engine.kv_cache_dtype=int4_g64"], "attention over int4_g64 KV"),
         (["model=Qwen/Qwen3.5-27B"], "recurrent layers"),
     ],
