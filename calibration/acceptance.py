@@ -89,22 +89,16 @@ class Hierarchical:
         offset = float(np.interp(generator.random(), PROBABILITIES, self.quality))
         weight = np.where(np.arange(len(self.rates)) > 0, self.depth, 1.0)
         chances = _logistic(_logit(self.rates) + offset * weight)
-        rounds = np.empty(tokens, np.int64)
         uniforms = generator.random((tokens, len(chances) + 1))
-        count = done = 0
-        before: bool | None = None
-        while done < tokens:
-            again = before is not None and uniforms[count, -1] < self.persistence
-            first = before if again else uniforms[count, 0] < chances[0]
-            accepted = 0
-            if first:
-                kept = uniforms[count, 1:-1] < chances[1:]
-                accepted = 1 + int(np.argmin(kept) if not kept.all() else len(kept))
-            rounds[count] = 1 + accepted
-            done += 1 + accepted
-            before = bool(first)
-            count += 1
-        return rounds[:count]
+        again = uniforms[:, -1] < self.persistence
+        again[0] = False
+        kept = uniforms[:, :-1] < chances
+        # The first position of a round that repeats is that of the last which did not.
+        drawn = np.maximum.accumulate(np.where(again, 0, np.arange(tokens)))
+        further = np.cumprod(kept[:, 1:], axis=1).sum(axis=1)
+        rounds = 1 + np.where(kept[drawn, 0], 1 + further, 0)
+        last = int(np.searchsorted(rounds.cumsum(), tokens))
+        return rounds[: last + 1].astype(np.int64)
 
 
 @dataclass(frozen=True)
