@@ -123,6 +123,44 @@ class Iid:
         return rounds[: last + 1]
 
 
+@dataclass(frozen=True)
+class Decay:
+    """Rates that fall from position to position: first, first x decay, first x decay^2, ...
+
+    With a decay of 1 this is iid.
+    """
+
+    first: float
+    decay: float
+
+    def rates(self, k: int) -> FloatArray:
+        """Of k positions, each given that those before it were accepted."""
+        rates: FloatArray = np.clip(self.first * self.decay ** np.arange(k), 0.0, 1.0)
+        return rates
+
+    def tokens_a_round(self, k: int) -> float:
+        """One, and one for every position that is reached."""
+        return 1.0 + float(np.cumprod(self.rates(k)).sum())
+
+
+def fit_decay(lengths: Mapping[int, float]) -> Decay:
+    """The curve of mean acceptance lengths by k, least squares of relative errors.
+
+    Raises InputError for fewer than two points, and for lengths that no k can have.
+    """
+    from scipy.optimize import least_squares
+
+    if len(lengths) < 2 or any(not 1 <= lengths[k] <= k + 1 for k in lengths):
+        raise InputError("acceptance: expected two lengths or more, from 1 to k + 1")
+
+    def errors(point: FloatArray) -> list[float]:
+        model = Decay(*point)
+        return [float(np.log(model.tokens_a_round(k) / lengths[k])) for k in lengths]
+
+    found = least_squares(errors, [0.7, 0.9], bounds=([EDGE, EDGE], [1.0, 1.5]))
+    return Decay(float(found.x[0]), float(found.x[1]))
+
+
 def read_lengths(path: Path) -> dict[str, list[IntArray]]:
     """Method to each request's `acc_len_<method>`: what a round would emit at every position.
 

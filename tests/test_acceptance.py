@@ -1,5 +1,6 @@
 """Acceptance of drafts: closed forms, what a fit gives back, and requests it did not see."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typer.testing import CliRunner
 
 from servecast.calibration.acceptance import (
     PROBABILITIES,
+    Decay,
     Hierarchical,
     Iid,
     Recorded,
+    fit_decay,
     fit_hierarchical,
     fit_iid,
     hold_out,
@@ -79,6 +82,41 @@ def test_rounds_that_repeat_are_seen() -> None:
     source = generator(4)
     requests = [Recorded(truth.draw(500, source)) for _ in range(100)]
     assert fit_hierarchical(requests, 2).persistence == pytest.approx(0.5, abs=0.06)
+
+
+@given(st.floats(0.1, 0.95), st.integers(1, 8))
+def test_no_decay_is_iid(alpha: float, k: int) -> None:
+    assert Decay(alpha, 1.0).tokens_a_round(k) == pytest.approx(Iid(alpha, k).tokens_a_round)
+
+
+@given(st.floats(0.3, 0.95), st.floats(0.6, 1.0))
+@settings(deadline=None, max_examples=30)
+def test_a_decay_comes_out_of_its_curve(first: float, decay: float) -> None:
+    truth = Decay(first, decay)
+    found = fit_decay({k: truth.tokens_a_round(k) for k in (1, 2, 3, 5, 8)})
+    for k in (1, 4, 8):
+        assert found.tokens_a_round(k) == pytest.approx(truth.tokens_a_round(k), rel=1e-3)
+
+
+def test_what_is_no_curve() -> None:
+    for curve in ({}, {3: 2.0}, {1: 2.5, 2: 2.6}, {1: 0.5, 2: 1.0}):
+        with pytest.raises(InputError, match="two lengths or more"):
+            fit_decay(curve)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="shared measured acceptance not here")
+def test_published_curves_are_a_first_rate_and_a_decay() -> None:
+    curves: dict[tuple[str, str], dict[int, float]] = {}
+    with (SHARED / "golden_acceptance_length.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            curve = curves.setdefault((row["model"], row["thinking_mode"]), {})
+            length = float(row["acceptance_length_incl_bonus"])
+            curve[int(row["num_speculative_tokens"])] = length
+    assert len(curves) >= 5
+    for curve in curves.values():
+        model = fit_decay(curve)
+        for k, length in curve.items():
+            assert model.tokens_a_round(k) == pytest.approx(length, rel=0.05)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="shared measured acceptance not here")
