@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.fit import Rows, fit_curve, fit_family
 from servecast.calibration.store import Family, KernelProfile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
@@ -208,11 +208,9 @@ def _all_reduce(folder: Path) -> dict[int, Curve]:
         if not rows.any():
             continue
         size = table["message_size"][rows].astype(float) * 2
-        seconds = table["seconds"][rows].astype(float)
-        sizes = np.unique(size)
-        best = [float(np.median(seconds[size == s])) for s in sizes]
-        monotone = np.maximum.accumulate(best)
-        found[int(ranks)] = Curve(tuple(sizes.tolist()), tuple(monotone.tolist()))
+        curve = fit_curve(size, table["seconds"][rows].astype(float))
+        if curve is not None:
+            found[int(ranks)] = curve
     return found
 
 

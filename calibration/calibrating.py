@@ -3,16 +3,17 @@
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from servecast.calibration import engines
 from servecast.calibration.device_profile import device_profile
 from servecast.calibration.measuring import Measured, Tell, Worker, measure, started
-from servecast.calibration.shapes import SMALL, Target, coarse, fine
+from servecast.calibration.shapes import Target, coarse, fine, layer_requests
 from servecast.calibration.store import Host, KernelProfile
 from servecast.costmodels.catalogue import hardware_names, load_hardware
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.hf_config import model_from_config
 from servecast.costmodels.specs import HardwareSpec
 
 #: Messages of an all-reduce, bytes.
@@ -96,27 +97,11 @@ def _all_reduces(worker: Worker, device: str) -> dict[int, dict[float, float]]:
 
 def _null_layer_s(worker: Worker, target: Target, sequences: int) -> float:
     """Seconds of one layer of the null model, measured as a whole."""
-    null, dtype = engines.NULL, target.dtype
-    hidden, wide = int(str(null["hidden_size"])), int(str(null["intermediate_size"]))
-    heads, kv = int(str(null["num_attention_heads"])), int(str(null["num_key_value_heads"]))
-    dim = int(str(null["head_dim"]))
-    shape = {"heads": heads, "kv_heads": kv, "head_dim": dim, "block_size": target.block_size}
-    matrices = [
-        ((heads + 2 * kv) * dim, hidden),
-        (hidden, heads * dim),
-        (2 * wide, hidden),
-        (hidden, wide),
-    ]
-    parts: list[dict[str, Any]] = [
-        {"op": "gemm", "m": sequences, "n": n, "k": k, "dtype": dtype} for n, k in matrices
-    ]
+    null = model_from_config({**engines.NULL, "num_hidden_layers": 1}, "null model")
+    own = replace(target, models=(null,), splits=(1,), most_sequences=max(engines.SEQUENCES))
     context = engines.PROMPT_TOKENS + engines.OUTPUT_TOKENS // 2
-    own = {"sequences": sequences, "context": context, "dtype": dtype}
-    parts.append({"op": "decode", **own, **shape})
-    tokens = {"tokens": sequences, "hidden": hidden, "intermediate": wide, "dtype": dtype}
-    parts += [{"op": name, **tokens, **shape} for name in SMALL]
-    reply = worker.ask({"op": "chain", "parts": parts})
-    return float(reply.get("seconds", 0.0))
+    parts = layer_requests(null, sequences, own, context)
+    return float(worker.ask({"op": "chain", "parts": parts}).get("seconds", 0.0))
 
 
 def hardware_of(facts: Mapping[str, Any], device: str) -> HardwareSpec:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.fit import Rows, fit_curve, fit_family
 from servecast.calibration.measuring import Measured, Row
 from servecast.calibration.store import AXES, Family, Host, KernelProfile
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve
+from servecast.costmodels.kernels import Curve
 from servecast.costmodels.specs import HardwareSpec
 
 #: Coordinates up to so many are all kept: a device is measured at the shapes of its models.
@@ -47,7 +47,6 @@ def device_profile(
     if not any(family.startswith("gemm") for family in families):
         why = next((w for f, w in measured.refused.items() if f.startswith("gemm")), "")
         raise InputError(f"too little was measured for a profile: {why or 'give more --minutes'}")
-    small = _curve(groups.get("small", ()), "bytes")
     return KernelProfile(
         name=name,
         hardware=hardware.name,
@@ -55,8 +54,7 @@ def device_profile(
         source=_source(measured, date),
         families=families,
         all_reduce=_all_reduce(measured),
-        small_kernel_s=SMALL_KERNEL_S,
-        small=small,
+        small=_curve(groups.get("small", ()), "bytes"),
         sampling=_curve(groups.get("sampling", ()), "logits"),
         block_factor=_factors(groups.get("block_size", ()), "block_size", _main_block(groups)),
         query_factor=_factors(groups.get("query_len", ()), "query_len", 1),
@@ -126,25 +124,17 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
 
 
 def _all_reduce(measured: Measured) -> dict[int, Curve]:
-    found = {}
-    for ranks, sizes in measured.all_reduce.items():
-        if len(sizes) > 1:
-            ordered = sorted(sizes)
-            seconds = np.maximum.accumulate([sizes[size] for size in ordered])
-            found[ranks] = Curve(tuple(map(float, ordered)), tuple(seconds.tolist()))
-    return found
+    curves = {
+        ranks: fit_curve(np.array([*sizes]), np.array([*sizes.values()]))
+        for ranks, sizes in measured.all_reduce.items()
+    }
+    return {ranks: curve for ranks, curve in curves.items() if curve is not None}
 
 
 def _curve(rows: Sequence[Row], key: str) -> Curve | None:
-    """Of models together: the median where two have the same size."""
-    by_size: dict[float, list[float]] = defaultdict(list)
-    for row in rows:
-        by_size[float(row.point.shape[key])].append(row.seconds)
-    if len(by_size) < 2:
-        return None
-    sizes = sorted(by_size)
-    seconds = np.maximum.accumulate([float(np.median(by_size[size])) for size in sizes])
-    return Curve(tuple(sizes), tuple(seconds.tolist()))
+    """Of models together."""
+    sizes = np.array([float(row.point.shape[key]) for row in rows])
+    return fit_curve(sizes, np.array([row.seconds for row in rows]))
 
 
 def _main_block(groups: Mapping[str, Sequence[Row]]) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from servecast.calibration.measuring import with_servecast
+from servecast.calibration.measuring import last_words, with_servecast
 from servecast.calibration.store import Host
 from servecast.costmodels.errors import InputError
 
@@ -95,7 +95,7 @@ def serve(python: str, job: Mapping[str, Any]) -> Answer:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         errors.seek(0)
-        words = _last_words(errors.read())
+        words = last_words(errors.read())
     try:
         answer: Answer = json.loads(output.strip().splitlines()[-1])
     except (ValueError, IndexError):
@@ -112,13 +112,6 @@ def check_engine(python: str, engine: str) -> None:
         raise InputError(f"--python {python}: {error.strerror}") from None
     if found.returncode:
         raise InputError(f"--engine {engine}: not installed for {python} (--python names another)")
-
-
-def _last_words(text: str) -> str:
-    """The last line that looks like an error's, else the last of all."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["ended without a word"]
-    errors = [line for line in lines if "Error" in line and not line.startswith("File ")]
-    return (errors or lines)[-1][:300]
 
 
 def null_jobs(

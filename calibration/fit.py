@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import Grid
+from servecast.costmodels.kernels import Curve, Grid
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -86,6 +86,18 @@ def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]]) -> Grid:
         values[flat[group[0]]] = np.median(correction[group])
     filled = _fill(values.reshape(shape), logs)
     return Grid(tuple(tuple(float(x) for x in axes[name]) for name in names), filled)
+
+
+def fit_curve(sizes: FloatArray, seconds: FloatArray) -> Curve | None:
+    """Medians of equal sizes, never falling; None for fewer than two sizes."""
+    distinct = np.unique(sizes)
+    if len(distinct) < 2:
+        return None
+    order = np.argsort(sizes, kind="stable")
+    starts = np.searchsorted(sizes[order], distinct)
+    medians = [np.median(group) for group in np.split(seconds[order], starts[1:])]
+    rising = np.maximum.accumulate(medians)
+    return Curve(tuple(distinct.tolist()), tuple(rising.tolist()))
 
 
 def _nearest(logs: FloatArray, points: FloatArray) -> npt.NDArray[np.int64]:

@@ -119,13 +119,13 @@ class Worker:
     def _last_words(self) -> str:
         self._process.wait()
         self._errors.seek(0)
-        lines = [line for line in self._errors.read().splitlines() if line.strip()] or ["no word"]
-        if "No module named 'torch'" in lines[-1]:
+        words = last_words(self._errors.read())
+        if "No module named 'torch'" in words:
             return (
                 "measuring a device needs PyTorch: pip install 'servecast[calibrate]', "
                 "or name a Python that has it with --python"
             )
-        return f"the measuring process ended: {lines[-1].strip()}"
+        return f"the measuring process ended: {words}"
 
     def close(self) -> None:
         """End it."""
@@ -136,6 +136,13 @@ class Worker:
                 stream.close()
         self._errors.close()
         self._folder.cleanup()
+
+
+def last_words(text: str) -> str:
+    """Of what a process printed, the last line that looks like an error's, else the last of all."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["without a word"]
+    errors = [line for line in lines if "Error" in line and not line.startswith("File ")]
+    return (errors or lines)[-1][:300]
 
 
 def with_servecast(folder: str) -> dict[str, str]:

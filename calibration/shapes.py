@@ -17,7 +17,8 @@ from servecast.costmodels.kernels import (
     gemm_form_s,
     prefill_form_s,
 )
-from servecast.costmodels.specs import HardwareSpec, ModelSpec
+from servecast.costmodels.operators import small_bytes
+from servecast.costmodels.specs import BYTES_OF_DTYPE, HardwareSpec, ModelSpec
 from servecast.costmodels.weights import kv_heads, layer_matrices, lm_head
 
 SPLITS = (1, 2, 4, 8)
@@ -70,12 +71,14 @@ QUERY_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)
 #: Tokens of the wholes that are measured: those of the frame, so that their parts are too.
 WHOLE_TOKENS = (1, 16, 64, 256)
 
+#: Tokens of a sequence there, one of the frame likewise.
+LAYER_CONTEXT = 512
+
 #: Where block sizes, query lengths and skew are compared.
 COMPARED_SEQUENCES, COMPARED_CONTEXT = 16, 1024
 
 #: PyTorch's names of what a matrix computes in, and ours.
 COMPUTE = {"float32": "32bit", "bfloat16": "16bit", "float16": "16bit", "fp8": "fp8"}
-BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
 
 #: Smaller kernels of a layer, in the order they run; the norm runs twice.
 SMALL = ("norm", "rope", "kv_write", "norm", "activation")
@@ -131,6 +134,11 @@ class Target:
     @property
     def dtype(self) -> str:
         return self.dtypes[0]
+
+    @property
+    def bits(self) -> int:
+        """Of a number of KV."""
+        return 8 * BYTES_OF_DTYPE[self.dtype]
 
     def splits_of(self, model: ModelSpec) -> tuple[int, ...]:
         """Tensor-parallel sizes that the model's heads allow."""
@@ -222,7 +230,7 @@ def decode_point(
     target: Target, heads: Mapping[str, int], sequences: int, context: int, **request: Any
 ) -> Point:
     """Equal contexts, one new token each; `request` changes what is asked of the worker."""
-    bits = BITS[target.dtype]
+    bits = target.bits
     token_bytes = 2 * heads["kv_heads"] * heads["head_dim"] * bits / 8
     bandwidth = target.hardware.memory_bandwidth_bytes_per_s
     form = decode_form_s(sequences, np.array(float(context)), token_bytes, bandwidth)
@@ -267,7 +275,7 @@ def prefill_point(target: Target, heads: Mapping[str, int], new: int, context: i
         "dtype": target.dtype,
         **heads,
     }
-    return Point(f"prefill {BITS[target.dtype]}", request, shape, "new", float(form))
+    return Point(f"prefill {target.bits}", request, shape, "new", float(form))
 
 
 def _prefills(target: Target, news: Sequence[int]) -> Iterator[Point]:
@@ -296,7 +304,7 @@ def small_requests(
 
 def _small(target: Target) -> Iterator[Point]:
     for model in target.models:
-        width = model.dtype_bytes * (4.0 * 2 * model.hidden_size + 3.0 * model.intermediate_size)
+        width = small_bytes(model, 1)
         for tokens in dict.fromkeys((*WHOLE_TOKENS, min(1024, target.largest_m))):
             if tokens > target.largest_m:
                 continue
@@ -372,10 +380,12 @@ def _device(target: Target) -> Iterator[Point]:
         yield from _experts(model, target)
 
 
-def layer_requests(model: ModelSpec, tokens: int, target: Target) -> list[dict[str, Any]]:
+def layer_requests(
+    model: ModelSpec, tokens: int, target: Target, context: int = LAYER_CONTEXT
+) -> list[dict[str, Any]]:
     """One dense layer: its parts in order.
 
-    It decodes `tokens` sequences of 512 tokens, or takes a prompt of so many where that is more
+    It decodes `tokens` sequences of `context`, or takes a prompt of so many where that is more
     than will run together.
     """
     matrices = [
@@ -385,7 +395,7 @@ def layer_requests(model: ModelSpec, tokens: int, target: Target) -> list[dict[s
     ]
     heads = heads_of(target)[:1]
     attention = [
-        decode_point(target, own, tokens, 512).request
+        decode_point(target, own, tokens, context).request
         if tokens <= target.most_sequences
         else prefill_point(target, own, tokens).request
         for own in heads

@@ -5,7 +5,7 @@ last axis.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import SMALL_KERNEL_S, Curve, Grid, Kernels
+from servecast.costmodels.kernels import SMALL_KERNEL_S, Beside, Curve, Grid, Kernels
 from servecast.costmodels.reading import read_bytes
 
 HERE = Path(__file__).parent / "profiles"
@@ -78,7 +78,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class KernelProfile:
+class KernelProfile(Beside):
     """What a file holds.
 
     Attributes
@@ -86,8 +86,6 @@ class KernelProfile:
     hardware : the catalogue's device whose datasheet the corrections are of
     source : what was measured, by whom, under which licence
     families : by "gemm 16bit", "decode 8" and so on
-    all_reduce : by ranks
-    small_kernel_s, small, sampling, *_factor : as `costmodels.kernels.Kernels` has them
     host : of an engine, where one was run
     extras : what else was measured, by name: seconds, bytes a second, ratios
     """
@@ -97,13 +95,6 @@ class KernelProfile:
     device: str
     source: Mapping[str, str]
     families: Mapping[str, Family]
-    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
-    small_kernel_s: float = SMALL_KERNEL_S
-    small: Curve | None = None
-    sampling: Curve | None = None
-    block_factor: Mapping[int, float] = field(default_factory=dict)
-    query_factor: Mapping[int, float] = field(default_factory=dict)
-    whole_factor: Mapping[int, float] = field(default_factory=dict)
     host: Host | None = None
     extras: Mapping[str, float] = field(default_factory=dict)
 
@@ -120,13 +111,7 @@ class KernelProfile:
             experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
             decode={int(bits): grid for bits, grid in of("decode").items()},
-            all_reduce=self.all_reduce,
-            small_kernel_s=self.small_kernel_s,
-            small=self.small,
-            sampling=self.sampling,
-            block_factor=self.block_factor,
-            query_factor=self.query_factor,
-            whole_factor=self.whole_factor,
+            **{own.name: getattr(self, own.name) for own in fields(Beside)},
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from servecast.calibration.fit import NARROWEST, Rows, fit_family
+from servecast.calibration.fit import NARROWEST, Rows, fit_curve, fit_family
 from servecast.calibration.store import KernelProfile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
@@ -331,14 +331,13 @@ def _all_reduce(network: Path, system: str) -> dict[int, Curve]:
 
 
 def _curve(path: Path, ranks: int, size: FloatArray, seconds: FloatArray) -> Curve:
-    order = np.argsort(size, kind="stable")
-    sizes, starts = np.unique(size[order], return_index=True)
-    if len(sizes) < 2:
+    curve = fit_curve(size, seconds)
+    if curve is None:
         raise InputError(f"{path}: all-reduce of {ranks} ranks: two sizes needed, got one")
-    medians = [np.median(group) for group in np.split(seconds[order], starts[1:])]
-    monotone = np.maximum.accumulate(medians)
-    kept = np.arange(len(sizes))
-    if len(sizes) > MOST_SIZES:
-        wanted = np.geomspace(sizes[0], sizes[-1], MOST_SIZES)
-        kept = np.unique(np.searchsorted(sizes, wanted).clip(max=len(sizes) - 1))
-    return Curve(tuple(sizes[kept].tolist()), tuple(monotone[kept].tolist()))
+    if len(curve.sizes) <= MOST_SIZES:
+        return curve
+    wanted = np.geomspace(curve.sizes[0], curve.sizes[-1], MOST_SIZES)
+    kept = np.unique(np.searchsorted(curve.sizes, wanted).clip(max=len(curve.sizes) - 1))
+    return Curve(
+        tuple(np.take(curve.sizes, kept).tolist()), tuple(np.take(curve.seconds, kept).tolist())
+    )

@@ -245,7 +245,15 @@ def _model_from_file(path: Path, changes: Mapping[str, Any]) -> ModelSpec:
     """A config.json, with the hf_quant_config.json of the same folder if there is one."""
     beside = path.with_name("hf_quant_config.json")
     quant = _read_json(beside) if beside != path and beside.exists() else None
-    return model_from_config(_merge(_read_json(path), changes), str(path), quant)
+    return model_from_config(read_config(path, changes), str(path), quant)
+
+
+def read_config(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with some keys changed, as `hf_overrides` changes them.
+
+    Raises InputError for a file that is not one.
+    """
+    return _merge(_read_json(path), changes)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -92,8 +92,32 @@ class Curve:
         return float(np.exp2(logs))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What of a device was measured beside its grids, or is assumed.
+
+    Attributes
+    ----------
+    all_reduce : by ranks: seconds of a message in bytes
+    small_kernel_s : of a norm, a rotation, an activation, whatever the size
+    small : seconds of all such kernels of one layer, by `operators.small_bytes`
+    sampling : seconds of choosing tokens, by logits
+    block_factor : decode attention at a block size, over the one that the grid was measured at
+    query_factor : decode attention of so many query tokens a sequence, over that of one
+    whole_factor : a whole layer of so many tokens, over the sum of its kernels measured alone
+    """
+
+    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
+    small_kernel_s: float = SMALL_KERNEL_S
+    small: Curve | None = None
+    sampling: Curve | None = None
+    block_factor: Mapping[int, float] = field(default_factory=dict)
+    query_factor: Mapping[int, float] = field(default_factory=dict)
+    whole_factor: Mapping[int, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(Beside):
     """The kernels of one device, as corrections of its physical forms.
 
     On another device of the same family the forms take that one's datasheet, and the corrections
@@ -103,17 +127,10 @@ class Kernels:
     ----------
     label : what a report says of where they are from
     gemm : by "32bit", "16bit", "fp8" or "fp4": axes m, n, k
-    prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
-    decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
     experts : likewise, all matrices of a mixture together: axes rows (tokens of an expert that is
         met), width (numbers of one of its matrices, hidden x intermediate), experts met
-    all_reduce : by ranks: seconds of a message in bytes
-    small_kernel_s : of a norm, a rotation, an activation, whatever the size
-    small : seconds of all such kernels of one layer, by `operators.small_bytes`
-    sampling : seconds of choosing tokens, by logits
-    block_factor : decode attention at a block size, over the one that the grid was measured at
-    query_factor : decode attention of so many query tokens a sequence, over that of one
-    whole_factor : a whole layer of so many tokens, over the sum of its kernels measured alone
+    prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
+    decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
     scale : on every time, to see what an error of so much would do
     rates : name of an efficiency (`costmodels.efficiency.Efficiency`) to how much faster than
         measured what it stands for is taken to be, likewise
@@ -124,13 +141,6 @@ class Kernels:
     experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
-    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
-    small_kernel_s: float = SMALL_KERNEL_S
-    small: Curve | None = None
-    sampling: Curve | None = None
-    block_factor: Mapping[int, float] = field(default_factory=dict)
-    query_factor: Mapping[int, float] = field(default_factory=dict)
-    whole_factor: Mapping[int, float] = field(default_factory=dict)
     scale: float = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
 

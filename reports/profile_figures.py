@@ -240,7 +240,7 @@ def _rate(value: float) -> str:
     return f"{value:.3g} "
 
 
-def decades(low: float, high: float) -> list[float]:
+def _powers(low: float, high: float) -> list[float]:
     """Powers of ten between, at most six of them."""
     powers = range(int(np.ceil(np.log10(low))), int(np.floor(np.log10(high))) + 1)
     return [10.0**power for power in powers[:: max(1, -(-len(powers) // 6))]]
@@ -330,9 +330,9 @@ def _roofline(
     axes.set_yscale("log")
     axes.set_xlim(low / 1.4, high * 1.4)
     axes.set_ylim(bottom / 1.6, top * 2.2)
-    along = np.asarray(decades(low / 1.4, high * 1.4))
+    along = np.asarray(_powers(low / 1.4, high * 1.4))
     axes.set_xticks(along, [f"{tick:,.12g}" for tick in along])
-    up = decades(bottom / 1.6, top * 2.2)
+    up = _powers(bottom / 1.6, top * 2.2)
     axes.set_yticks(up, [_rate(tick).strip() for tick in up])
     axes.minorticks_off()
     axes.legend(
@@ -453,7 +453,7 @@ def _finish_seconds(axes: "Axes", blocks: FloatArray) -> None:
     _doubling(axes, blocks, 7)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.5, high * 1.5 * (high / low) ** 0.3)
-    ticks = decades(low / 1.5, high * 1.5) or [float(f"{high:.1g}")]
+    ticks = _powers(low / 1.5, high * 1.5) or [float(f"{high:.1g}")]
     axes.set_yticks(ticks, [units.tick_seconds(tick) for tick in ticks])
     axes.minorticks_off()
     _legend(axes, len(LINES))

@@ -75,7 +75,8 @@ def measured(
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    label = kernels_label(found, found.kernels(), model, hardware, kv, tensor)
+    kernels = found.kernels()
+    label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
         field.name: getattr(base.efficiency, field.name) / getattr(generic, field.name)
@@ -83,7 +84,7 @@ def measured(
         if field.name != "label" and not field.name.endswith("_s")
     }
     rates = {name: rate for name, rate in rates.items() if rate != 1.0}
-    profile = replace(base, kernels=replace(found.kernels(), label=label, rates=rates))
+    profile = replace(base, kernels=replace(kernels, label=label, rates=rates))
     if found.host is None:
         return profile
     host = base.host_step_s / GENERIC.host_step_s

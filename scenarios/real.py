@@ -5,7 +5,6 @@ scenario's load with random weights, and the prediction is held against what it 
 requests, and the time of every step.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from servecast.calibration.measured import Latencies
 from servecast.calibration.measuring import Tell
 from servecast.calibration.shapes import Target
 from servecast.calibration.store import KernelProfile, profile_text
-from servecast.costmodels.catalogue import GIB
+from servecast.costmodels.catalogue import CONFIG, GIB, read_config
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import StepShape
 from servecast.costmodels.specs import ModelSpec
@@ -121,18 +120,12 @@ def validate_real(
                 timeline=_timeline(served.steps),
             )
             prediction = predict(case, profile)
-            deployment = _deployment(loaded, profile)
-            times = step_times(deployment, served.steps)
+            times = step_times(prediction.deployment, served.steps)
             rows += [*prediction.rows, *step_rows(case.name, times, prediction.spread)]
             overlays.append(overlay(case, prediction))
             engine = {"case": case.name, "engine": served.engine, "steps": len(served.steps)}
             told.append(engine | {"median_step_error": median_step_error(times)})
     return {**summed_up(rows), "engines": told}, overlays
-
-
-def _deployment(loaded: LoadedScenario, profile: str) -> Deployment:
-    scenario = loaded.scenario.model_copy(update={"profile": profile})
-    return build(replace(loaded, scenario=scenario))
 
 
 def _timeline(steps: list[dict[str, Any]]) -> dict[str, np.ndarray] | None:
@@ -258,9 +251,10 @@ def hf_config(loaded: LoadedScenario, model: ModelSpec) -> dict[str, Any]:
     Raises InputError for a catalogue model with experts, latent attention or other layers.
     """
     path = Path(beside(loaded.scenario.model, loaded.path))
+    if (path / CONFIG).is_file():
+        path = path / CONFIG
     if path.suffix == ".json":
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return config
+        return read_config(path, loaded.scenario.engine.hf_overrides or {})
     if model.moe or model.mla or model.linear or model.sliding_layers or not model.gated_mlp:
         raise InputError(
             f"{loaded.path}: model: only plain dense models are made from the catalogue; give "

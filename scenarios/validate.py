@@ -25,18 +25,19 @@ from servecast.calibration.measured import (
     read_requests,
     read_timeline,
 )
-from servecast.calibration.profile import GENERIC, Profile
+from servecast.calibration.profile import GENERIC
 from servecast.calibration.spread import step_spread
 from servecast.calibration.store import load_profile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.memory import Z90
 from servecast.costmodels.reading import read_bytes
 from servecast.costmodels.shape import NS_PER_S, PARTS
-from servecast.scenarios.build import build, calibrated, profile_name, set_up
+from servecast.scenarios.build import Deployment, build, calibrated, profile_name, set_up
 from servecast.scenarios.load import LoadedScenario, load_scenario
 from servecast.scenarios.run import fleet_of
 from servecast.scenarios.workload import build_requests
 from servecast.scenarios.yamlfile import parse
+from servecast.sim.request import RequestTable
 from servecast.sim.trace import COMPLETED, Trace
 
 MAX_BYTES = 1_000_000
@@ -184,12 +185,14 @@ class Prediction:
     latencies : of the simulated requests
     trace : of the simulation
     spread : half of the 90 % interval of a step time's logarithm; 0 without a profile
+    deployment : what was simulated
     """
 
     rows: list[Row]
     latencies: Latencies
     trace: Trace
     spread: float
+    deployment: Deployment
 
 
 def predict(case: Case, profile: str | None = None) -> Prediction:
@@ -210,12 +213,15 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
     chosen = calibrated(setup, loaded, GENERIC)
     path_s, path_low_s, path_high_s = CLIENT_PATH if case.client else (0.0, 0.0, 0.0)
 
-    def run(profile: Profile, path_s: float, further: int = 0) -> tuple[Latencies, Trace]:
-        table = build_requests(scenario, loaded.path.parent, scenario.seed + further, _quiet)
-        trace = build(loaded, profile).simulate(table, fleet=fleet_of(scenario)).trace
+    def draw(further: int) -> RequestTable:
+        return build_requests(scenario, loaded.path.parent, scenario.seed + further, _quiet)
+
+    def run(deployed: Deployment, table: RequestTable, path_s: float) -> tuple[Latencies, Trace]:
+        trace = deployed.simulate(table, fleet=fleet_of(scenario)).trace
         return _latencies(trace, loaded.path, path_s), trace
 
-    predicted, trace = run(chosen, path_s)
+    deployment, table = build(loaded, chosen), draw(0)
+    predicted, trace = run(deployment, table, path_s)
     bounds: list[Latencies] = []
     draws: list[Latencies] = []
     spread = 0.0
@@ -230,10 +236,12 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
             parts_s,
         )
         for sign, own_path_s in ((-1, path_low_s), (1, path_high_s)):
-            bounds.append(run(chosen.slower(math.exp(sign * spread)), own_path_s)[0])
+            slower = build(loaded, chosen.slower(math.exp(sign * spread)))
+            bounds.append(run(slower, table, own_path_s)[0])
         # Where each request is known, so is the load.
         further_draws = FURTHER_DRAWS if case.latencies is None else 0
-        draws = [run(chosen, path_s, further)[0] for further in range(1, further_draws + 1)]
+        others = (draw(further) for further in range(1, further_draws + 1))
+        draws = [run(deployment, other, path_s)[0] for other in others]
     rows = [
         held(
             case.name,
@@ -245,7 +253,7 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
         )
         for (metric, stat), value in case.values.items()
     ]
-    return Prediction(rows, predicted, trace, spread)
+    return Prediction(rows, predicted, trace, spread, deployment)
 
 
 def overlay(case: Case, prediction: Prediction) -> dict[str, Any]:

@@ -151,6 +151,15 @@ def test_a_catalogue_model_is_made_of_its_shape(tmp_path: Path) -> None:
     assert config["tie_word_embeddings"] is True
 
 
+def test_a_models_folder_and_its_overrides_reach_the_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text((LIBRARY / "tiny-llama.json").read_text())
+    job = _job(tmp_path, f"model={folder}", "engine.hf_overrides.num_hidden_layers=2")
+    assert job["config"]["bos_token_id"] == 1  # the folder's own, not one of its shape
+    assert job["config"]["num_hidden_layers"] == 2
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
