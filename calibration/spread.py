@@ -17,7 +17,7 @@ ATTENTION = {"attention_prefill_s": "prefill", "attention_decode_s": "decode"}
 
 #: What step times are off by beside their kernels' errors, as half of a 90 % interval of the
 #: logarithm: TPOT of the 138 closed loops of aiconfigurator's `silicon_sample.csv` is within 15 %
-#: in nine of ten (`docs/accuracy.md`), of which their kernels explain 5 to 10.
+#: in some nine of ten (`servecast validate` on `benchmarks/cases.py`), their kernels' own among it.
 MODEL_SPREAD = 0.13
 
 
