@@ -113,7 +113,12 @@ class Worker:
         line = _there(self._process.stdout).readline()
         if not line:
             raise InputError(self._last_words())
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(f"--python: answered {line.strip()[:60]!r}: is it a Python?")
         return found
 
     def _last_words(self) -> str:

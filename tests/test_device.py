@@ -231,6 +231,10 @@ def test_without_torch_it_is_said_how_to_get_it(tmp_path: Path) -> None:
     python = _script(tmp_path, "#!/bin/sh\necho oh >&2\nexit 1\n")
     with pytest.raises(InputError, match="the measuring process ended: oh"):
         measuring.Worker("cpu", python)
+    for said in ("hello", "[1]"):
+        python = _script(tmp_path, f"#!/bin/sh\necho '{said}'\ncat >/dev/null\n")
+        with pytest.raises(InputError, match="--python: answered"):
+            measuring.Worker("cpu", python)
 
 
 def test_clocks_and_facts_are_told() -> None:
