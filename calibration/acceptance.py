@@ -1,14 +1,9 @@
 """Acceptance of drafts: each request has a quality of its own, fitted to recorded lengths.
 
-A round drafts k tokens, keeps the longest prefix that the target agrees with, and emits one token
-more. What is recorded is how many tokens a round emitted. Position j of a draft is accepted, given
-that those before it were, with probability
-
-    logit p_j(request) = logit r_j + quality(request) x (1 for the first position, else depth)
-
-where r_j are the rates of all requests together (drafts decay by position) and a request's quality
-is drawn once from a fitted distribution. Whether the first token is accepted also depends on
-whether it was in the round before: texts that repeat go on repeating.
+What is recorded is how many tokens a round of k drafts emitted, the bonus token included. The
+process that is fitted is `servecast.sim.acceptance.Hierarchical`, the one that is simulated: rates
+by position that decay, a quality that each request has of its own, and a first draft that fares as
+in the round before now and then, because texts that repeat go on repeating.
 """
 
 import json
@@ -22,6 +17,15 @@ import numpy.typing as npt
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.reading import read_bytes
+from servecast.sim.acceptance import (
+    FIRST,
+    PROBABILITIES,
+    Hierarchical,
+    iid,
+    logistic,
+    logit,
+    tokens_a_round,
+)
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -29,9 +33,6 @@ IntArray = npt.NDArray[np.int64]
 MAX_BYTES = 500_000_000
 
 PREFIX = "acc_len_"
-
-#: Steps of probability at which the distribution of qualities is kept.
-PROBABILITIES = np.linspace(0.01, 0.99, 50)
 
 #: Times that the requests of a sample are drawn to see what a model predicts.
 DRAWS = 40
@@ -65,62 +66,6 @@ class Recorded:
     def mean(self) -> float:
         """Its acceptance length: tokens a round."""
         return float(self.rounds.mean())
-
-
-@dataclass(frozen=True)
-class Hierarchical:
-    """A fitted process.
-
-    Attributes
-    ----------
-    rates : of acceptance by position, given that the ones before were accepted; k of them
-    quality : quantiles of a request's logit offset, at `PROBABILITIES`
-    persistence : correlation of the first position's acceptance from round to round
-    depth : how much of a request's quality its later positions have: 1 all, 0 none
-    """
-
-    rates: FloatArray
-    quality: FloatArray
-    persistence: float
-    depth: float = 1.0
-
-    def draw(self, tokens: int, generator: np.random.Generator) -> IntArray:
-        """Rounds of a request until it has so many tokens."""
-        offset = float(np.interp(generator.random(), PROBABILITIES, self.quality))
-        weight = np.where(np.arange(len(self.rates)) > 0, self.depth, 1.0)
-        chances = _logistic(_logit(self.rates) + offset * weight)
-        uniforms = generator.random((tokens, len(chances) + 1))
-        again = uniforms[:, -1] < self.persistence
-        again[0] = False
-        kept = uniforms[:, :-1] < chances
-        # The first position of a round that repeats is that of the last which did not.
-        drawn = np.maximum.accumulate(np.where(again, 0, np.arange(tokens)))
-        further = np.cumprod(kept[:, 1:], axis=1).sum(axis=1)
-        rounds = 1 + np.where(kept[drawn, 0], 1 + further, 0)
-        last = int(np.searchsorted(rounds.cumsum(), tokens))
-        return rounds[: last + 1].astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Iid:
-    """Every draft of every request accepted alike, with probability `alpha`."""
-
-    alpha: float
-    k: int
-
-    @property
-    def tokens_a_round(self) -> float:
-        """(1 - alpha^(k+1)) / (1 - alpha): Leviathan et al., arXiv 2211.17192, equation 1."""
-        if self.alpha >= 1.0:
-            return float(self.k + 1)
-        return (1.0 - self.alpha ** (self.k + 1)) / (1.0 - self.alpha)
-
-    def draw(self, tokens: int, generator: np.random.Generator) -> IntArray:
-        """Rounds of a request until it has so many tokens."""
-        accepted = np.minimum(generator.geometric(max(1e-12, 1.0 - self.alpha), tokens) - 1, self.k)
-        rounds = accepted.astype(np.int64) + 1
-        last = int(np.searchsorted(rounds.cumsum(), tokens))
-        return rounds[: last + 1]
 
 
 @dataclass(frozen=True)
@@ -200,11 +145,23 @@ def replay(lengths: IntArray, k: int) -> Recorded:
     return Recorded(np.array(rounds, np.int64))
 
 
-def fit_iid(requests: Sequence[Recorded], k: int) -> Iid:
-    """Accepted drafts over those that were tried."""
+def rounds_of(
+    process: Hierarchical, k: int, tokens: int, draws: int, generator: np.random.Generator
+) -> list[IntArray]:
+    """Tokens of each round of a request of so many tokens, drawn several times."""
+    uniforms = generator.random((FIRST + k, draws * tokens))
+    starts = np.arange(draws) * tokens
+    accepted = process.accepted(uniforms, starts, np.arange(draws))
+    emitted = np.maximum(accepted, 0).reshape(draws, tokens) + 1
+    lasts = (emitted.cumsum(axis=1) < tokens).sum(axis=1)
+    return [row[: last + 1] for row, last in zip(emitted, lasts.tolist(), strict=True)]
+
+
+def fit_iid(requests: Sequence[Recorded], k: int) -> Hierarchical:
+    """One rate for all: accepted drafts over those that were tried."""
     accepted = sum(int((request.rounds - 1).sum()) for request in requests)
     tried = sum(int(np.minimum(request.rounds, k).sum()) for request in requests)
-    return Iid(accepted / tried, k)
+    return iid(accepted / tried)
 
 
 def fit_hierarchical(requests: Sequence[Recorded], k: int) -> Hierarchical:
@@ -227,15 +184,16 @@ def fit_hierarchical(requests: Sequence[Recorded], k: int) -> Hierarchical:
     shape = np.quantile(offsets - offsets.mean(), PROBABILITIES)
     width = _width([request.mean for request in requests])
     middle = float(np.mean([request.mean for request in requests]))
-    base = _logit(rates) + offsets.mean() * np.where(np.arange(k) > 0, depth, 1.0)
+    base = logit(rates) + offsets.mean() * np.where(np.arange(k) > 0, depth, 1.0)
 
     def model(scale: float, shift: float) -> Hierarchical:
-        return Hierarchical(_logistic(base + shift), scale * shape, persistence, depth)
+        rates, quality = logistic(base + shift).tolist(), (scale * shape).tolist()
+        return Hierarchical(tuple(rates), tuple(quality), persistence, depth)
 
     # Width and mean in turn, on the same random numbers.
     scale, shift = 1.0, 0.0
     for _ in range(WIDTH_STEPS):
-        means = _drawn(model(scale, shift), requests, WIDTH_DRAWS, seed=0)
+        means = _drawn(model(scale, shift), requests, k, WIDTH_DRAWS, seed=0)
         scale *= float(np.clip(width / max(_width(means), 1e-9), 0.5, 2.0))
         shift += float(np.clip(3.0 * (middle - np.mean(means)) / middle, -0.5, 0.5))
     return model(scale, shift)
@@ -253,19 +211,19 @@ def _map_fit(
     """(log likelihood, rates, qualities, depth) with a normal prior of fitted width."""
     weight = np.where(np.arange(passed.shape[1]) > 0, depth, 1.0)
     share = np.clip(passed.sum(0) / np.maximum(tried.sum(0), EDGE), EDGE, 1 - EDGE)
-    base, spread = _logit(share), 0.5
+    base, spread = logit(share), 0.5
     offsets, variances = np.zeros(len(passed)), np.ones(len(passed))
     for _ in range(FIT_STEPS):
         offsets, variances = _offsets(passed, tried, base, weight, spread)
         spread = max(EDGE, float(np.sqrt(np.mean(offsets**2 + variances))))
-        expected = (tried * _logistic(base + offsets[:, None] * weight)).sum(0)
+        expected = (tried * logistic(base + offsets[:, None] * weight)).sum(0)
         seen = np.clip(expected / np.maximum(tried.sum(0), EDGE), EDGE, 1 - EDGE)
-        base = base + np.clip(_logit(share) - _logit(seen), -1.0, 1.0)
-    chances = np.clip(_logistic(base + offsets[:, None] * weight), 1e-9, 1 - 1e-9)
+        base = base + np.clip(logit(share) - logit(seen), -1.0, 1.0)
+    chances = np.clip(logistic(base + offsets[:, None] * weight), 1e-9, 1 - 1e-9)
     fit = (passed * np.log(chances) + (tried - passed) * np.log(1 - chances)).sum()
     # Laplace's approximation of the integral over qualities.
     fit += float((0.5 * np.log(variances / spread**2) - offsets**2 / (2 * spread**2)).sum())
-    return float(fit), _logistic(base), offsets, depth
+    return float(fit), logistic(base), offsets, depth
 
 
 def _offsets(
@@ -275,7 +233,7 @@ def _offsets(
     offsets = np.zeros(len(passed))
     curvature = np.ones(len(passed))
     for _ in range(50):
-        chances = _logistic(base + offsets[:, None] * weight)
+        chances = logistic(base + offsets[:, None] * weight)
         slope = ((passed - tried * chances) * weight).sum(1) - offsets / spread**2
         curvature = (tried * chances * (1 - chances) * weight**2).sum(1) + 1 / spread**2
         step = np.clip(slope / curvature, -1.0, 1.0)
@@ -322,36 +280,37 @@ def fitted(lengths: Mapping[str, Sequence[IntArray]], k: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for method, rows in lengths.items():
         requests = [replay(row, k) for row in rows]
-        model, iid = fit_hierarchical(requests, k), fit_iid(requests, k)
+        model, alpha = fit_hierarchical(requests, k), fit_iid(requests, k).rates[0]
         found[method] = {
             "requests": len(requests),
             "observed": summary([request.mean for request in requests]),
             "hierarchical": {
-                "rates": model.rates.round(4).tolist(),
-                "quality": model.quality.round(4).tolist(),
+                "rates": np.round(model.rates, 4).tolist(),
+                "quality": np.round(model.quality, 4).tolist(),
                 "persistence": round(model.persistence, 4),
                 "depth": model.depth,
             },
-            "iid": {"alpha": round(iid.alpha, 4), "tokens_a_round": round(iid.tokens_a_round, 4)},
+            "iid": {"alpha": round(alpha, 4), "tokens_a_round": round(tokens_a_round(alpha, k), 4)},
         }
     return found
 
 
 def predicted(
-    model: Hierarchical | Iid, requests: Sequence[Recorded], seed: int
+    model: Hierarchical, requests: Sequence[Recorded], k: int, seed: int
 ) -> dict[str, float]:
     """What a model says of requests of such lengths."""
-    return summary(_drawn(model, requests, DRAWS, seed))
+    return summary(_drawn(model, requests, k, DRAWS, seed))
 
 
 def _drawn(
-    model: Hierarchical | Iid, requests: Sequence[Recorded], draws: int, seed: int
+    model: Hierarchical, requests: Sequence[Recorded], k: int, draws: int, seed: int
 ) -> list[float]:
     """Acceptance lengths of requests as long as these, each drawn several times."""
     means: list[float] = []
     for at, request in enumerate(requests):
         generator = np.random.Generator(np.random.Philox(key=[seed, at]))
-        means += [float(model.draw(request.tokens, generator).mean()) for _ in range(draws)]
+        drawn = rounds_of(model, k, request.tokens, draws, generator)
+        means += [float(rounds.mean()) for rounds in drawn]
     return means
 
 
@@ -378,17 +337,7 @@ def hold_out(
         found[method] = {
             "observed": summary([request.mean for request in left_out]),
             "interval": bootstrap([request.mean for request in left_out], seed),
-            "hierarchical": predicted(fit_hierarchical(kept, k), left_out, seed),
-            "iid": predicted(fit_iid(kept, k), left_out, seed),
+            "hierarchical": predicted(fit_hierarchical(kept, k), left_out, k, seed),
+            "iid": predicted(fit_iid(kept, k), left_out, k, seed),
         }
     return found
-
-
-def _logit(p: FloatArray) -> FloatArray:
-    logit: FloatArray = np.log(p / (1 - p))
-    return logit
-
-
-def _logistic(x: FloatArray) -> FloatArray:
-    logistic: FloatArray = 1.0 / (1.0 + np.exp(-x))
-    return logistic

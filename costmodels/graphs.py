@@ -26,22 +26,30 @@ def capture_sizes(
     max_num_batched_tokens: int,
     max_capture: int = DEFAULT_MAX_CAPTURE,
     version: Version = LATEST,
+    *,
+    decode_tokens: int = 1,
 ) -> tuple[int, ...]:
     """Sizes in tokens, ascending: 1, 2, 4, by 8 below 256, by 16 from there.
 
-    Up to min(2 * max_num_seqs, max_capture), with `max_num_seqs` and `max_num_batched_tokens`
+    Up to min(2 * max_num_seqs * decode_tokens, max_capture), where a sequence that decodes brings
+    `decode_tokens`: one, and the drafts that it verifies. As many sequences as those sizes are
+    captured then too, if they fit. With `max_num_seqs` and `max_num_batched_tokens`
     among them where they fit (vllm/config/vllm.py, `_set_cudagraph_sizes`, 0.32).
     """
     if version < LARGE_SINCE:
         max_capture = min(max_capture, DEFAULT_MAX_CAPTURE)
-    ceiling = min(2 * max_num_seqs, max_capture) if version >= BOUNDED_SINCE else max_capture
+    widest = 2 * max_num_seqs * decode_tokens
+    ceiling = min(widest, max_capture) if version >= BOUNDED_SINCE else max_capture
     top = min(ceiling, max_num_batched_tokens)
     sizes = set(sizes_up_to(top, version))
     if version >= LARGE_SINCE:
         if max_num_batched_tokens <= top:
             sizes.add(max_num_batched_tokens)
-        if max_num_seqs <= min(ceiling, max_num_batched_tokens):
+        if decode_tokens == 1 and max_num_seqs <= min(ceiling, max_num_batched_tokens):
             sizes.add(max_num_seqs)
+    if decode_tokens > 1:
+        batches = {*sizes_up_to(min(max_num_seqs, max_capture), version), max_num_seqs}
+        sizes |= {n * decode_tokens for n in batches if n * decode_tokens <= top}
     return tuple(sorted(sizes))
 
 

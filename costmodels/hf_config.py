@@ -87,6 +87,9 @@ FULL_ATTENTION_EVERY = {
 #: Sliding windows that hold in every layer.
 ALL_LAYERS_SLIDE = frozenset({"mistral", "mixtral", "phi3", "starcoder2"})
 
+#: How configs call the layers that predict further tokens.
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
 NESTED = ("text_config", "llm_config", "language_config")
 
 
@@ -147,6 +150,8 @@ def _model(outer: Config, text: Config, name: str, hf_quant_config: Config | Non
         linear=_linear(text, linear),
         quantization=parse_quantization(quant, layers) if quant else None,
         kv_cache_dtype=kv_dtype,
+        mtp_layers=whole(text, *MTP_LAYERS, default=0, low=0),
+        draft_vocab_size=whole(text, "draft_vocab_size", default=0, low=0),
     )
 
 

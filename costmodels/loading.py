@@ -40,9 +40,12 @@ def loaded_bytes(
     *,
     vision: bool = True,
     expert_engines: int = 1,
+    tables: int | None = None,
     version: Version = LATEST,
 ) -> int:
     """Bytes on the fullest device when the model is loaded, the vision tower's if `vision`.
+
+    `tables` of the size of the vocabulary are loaded; None: an embedding, and a head unless tied.
 
     `expert_engines` are the data-parallel engines over which a model's experts are spread.
 
@@ -59,7 +62,8 @@ def loaded_bytes(
         for matrix in layer_matrices(model, parallel.tensor)
     )
     table = padded_vocab(model, parallel.tensor) * model.hidden_size * model.dtype_bytes
-    tables = 1 if model.tie_word_embeddings or parallel.pipeline > 1 else 2
+    if tables is None:
+        tables = 1 if model.tie_word_embeddings or parallel.pipeline > 1 else 2
     positions = model.learned_positions * model.hidden_size * model.dtype_bytes
     tower = model.vision_parameters * model.dtype_bytes / parallel.tensor if vision else 0.0
     rope = model.rope_table_numbers * model.dtype_bytes

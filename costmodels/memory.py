@@ -13,6 +13,7 @@ they are), physical terms first.
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
+from servecast.costmodels.drafting import Drafter, drafter_bytes, drafter_kv_bytes_per_token
 from servecast.costmodels.graphs import capture_sizes, graph_count, v0_capture_sizes
 from servecast.costmodels.kv_format import BFLOAT16, KvFormat
 from servecast.costmodels.kv_layout import KvLayout, kv_bytes_per_token, kv_layout
@@ -88,6 +89,8 @@ class EngineMemory:
     quantised_online : 16-bit weights are all loaded before they are quantised
     vision : load the vision tower, where the model has one
     v0 : the engine before V1
+    drafter : of speculative decoding, on the same devices
+    num_speculative_tokens : drafts that a sequence verifies in one step at most
     """
 
     gpu_memory_utilization: float = 0.92
@@ -111,6 +114,8 @@ class EngineMemory:
     vision: bool = True
     version: Version = LATEST
     v0: bool = False
+    drafter: Drafter | None = None
+    num_speculative_tokens: int = 0
 
     @property
     def parallel(self) -> Parallelism:
@@ -132,6 +137,7 @@ class EngineMemory:
             self.max_num_batched_tokens,
             hardware.max_cudagraph_capture_size,
             self.version,
+            decode_tokens=1 + self.num_speculative_tokens,
         )
 
 
@@ -174,10 +180,11 @@ class MemoryPlan:
 
     Attributes
     ----------
+    weights_bytes : `draft_bytes` of them the drafter's
     total_bytes : physical memory; `budget_bytes` of it is vLLM's to use
     other_bytes : what the driver and NCCL take outside torch
     kv_bytes : vLLM's `Available KV cache memory`; negative where nothing is left
-    kv_bytes_per_token : on this device, all its layers
+    kv_bytes_per_token : on this device, all its layers and the drafter's
     num_gpu_blocks : block ids of vLLM's pool. With V1 one of them is the null block, which no
         request ever gets
     blocks : blocks of `block_size` tokens of every layer, as the scheduler here counts them:
@@ -194,6 +201,7 @@ class MemoryPlan:
     """
 
     weights_bytes: int
+    draft_bytes: int
     activation_bytes: int
     graph_bytes: int
     other_bytes: int
@@ -301,7 +309,10 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         expert_engines=engine.expert_engines,
         version=engine.version,
     )
-    weights = max(0, loaded - offloaded)
+    draft = 0
+    if engine.drafter is not None:
+        draft = drafter_bytes(engine.drafter, model, hardware, engine.version)
+    weights = max(0, loaded - offloaded) + draft
     activation = activation_bytes(model, hardware, engine)
     graphs = graph_bytes(model, hardware, engine)
     other = non_torch_bytes(hardware, engine)
@@ -338,13 +349,15 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
     low, high = left - slack, left + slack
     return MemoryPlan(
         weights_bytes=weights,
+        draft_bytes=draft,
         activation_bytes=activation,
         graph_bytes=graphs,
         other_bytes=other,
         kv_bytes=left,
         total_bytes=hardware.memory_bytes,
         budget_bytes=budget,
-        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv, engine.tensor, engine.pipeline),
+        kv_bytes_per_token=kv_bytes_per_token(model, engine.kv, engine.tensor, engine.pipeline)
+        + draft_kv_bytes_per_token(engine),
         layout=layout,
         num_gpu_blocks=ids,
         blocks=layout.schedulable_blocks(ids, engine.max_num_seqs),
@@ -372,8 +385,12 @@ def _tokens_of(left: float, layout: KvLayout, longest: int, version: Version) ->
 
 
 def layout_of(model: ModelSpec, engine: EngineMemory) -> KvLayout:
-    """The model's KV groups under these flags."""
-    return kv_layout(
+    """The model's KV groups under these flags; a drafter's layers lie beside the target's.
+
+    vLLM makes a group of a draft whose heads are of another size, with larger blocks; its bytes are
+    the same, the number of blocks it logs is not.
+    """
+    layout = kv_layout(
         model,
         engine.kv,
         block_size=engine.block_size,
@@ -382,8 +399,17 @@ def layout_of(model: ModelSpec, engine: EngineMemory) -> KvLayout:
         enable_prefix_caching=engine.enable_prefix_caching,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         async_scheduling=engine.async_scheduling,
+        num_speculative_tokens=engine.num_speculative_tokens,
         version=engine.version,
     )
+    draft = draft_kv_bytes_per_token(engine) * layout.block_size
+    attention = sum(group.kind != "state" for group in layout.groups)
+    return replace(layout, block_bytes=layout.block_bytes + ceil(draft / max(1, attention)))
+
+
+def draft_kv_bytes_per_token(engine: EngineMemory) -> float:
+    """KV that a drafter on the same devices adds for a token."""
+    return drafter_kv_bytes_per_token(engine.drafter, engine.kv) if engine.drafter else 0.0
 
 
 def max_model_len(model: ModelSpec, engine: EngineMemory) -> int:
@@ -456,6 +482,8 @@ def graph_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         sizes = v0_capture_sizes(engine.max_num_seqs)
     graphs = graph_count(sizes, engine.max_num_seqs, engine.version)
     layers = model.num_layers + (model.moe.layers if model.moe else 0)
+    if engine.drafter is not None and engine.drafter.model is not None:
+        layers += engine.drafter.model.num_layers
     return graphs * ceil(layers / engine.pipeline) * GRAPH_BYTES_PER_LAYER
 
 

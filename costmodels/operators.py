@@ -16,6 +16,7 @@ from servecast.costmodels.kv_layout import (
 )
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.weights import (
+    UNQUANTISED,
     Matrix,
     kv_heads,
     layer_matrices,
@@ -104,7 +105,7 @@ def gemm(model: ModelSpec, matrix: Matrix, hardware: HardwareSpec, efficiency: E
 def compute_type(model: ModelSpec, group: str) -> str:
     """The units a matrix of this group runs on."""
     quantization = model.quantization
-    if quantization is None or group in ("router", "lm_head") or group in quantization.keeps:
+    if quantization is None or group in UNQUANTISED or group in quantization.keeps:
         return "16bit"
     return quantization.compute
 

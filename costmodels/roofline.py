@@ -133,7 +133,7 @@ class Roofline:
 
     def step(self, shape: StepShape) -> StepCost:
         """Cost of any step that has at least one token."""
-        prefills, decodes, decode_tokens, context, sampled = shape
+        prefills, decodes, decode_tokens, context, sampled = shape[:5]
         tokens = decode_tokens
         for new, _ in prefills:
             tokens += new

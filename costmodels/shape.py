@@ -35,7 +35,11 @@ class StepShape(NamedTuple):
     decode_tokens : query tokens of those sequences together (more than `decodes` when drafts
         are verified)
     decode_context_tokens : KV tokens that the decodes read, their own new ones included
-    sampled : sequences that sample a token at the end of the step
+    sampled : rows of logits: of each sequence that samples a token at the end of the step, and of
+        each draft that is verified
+    draft_passes : sequences that draft a token in each pass of the drafter after the step
+    draft_context_tokens : KV tokens of those sequences, before they draft
+    redrafted : of those sequences, the ones whose drafts made ahead of the verification are void
     """
 
     prefills: tuple[tuple[int, int], ...] = ()
@@ -43,6 +47,9 @@ class StepShape(NamedTuple):
     decode_tokens: int = 0
     decode_context_tokens: int = 0
     sampled: int = 0
+    draft_passes: tuple[int, ...] = ()
+    draft_context_tokens: int = 0
+    redrafted: int = 0
 
 
 class StepCost(NamedTuple):

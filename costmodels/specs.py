@@ -123,6 +123,12 @@ class ModelSpec:
     vision_item_tokens, vision_profile_numbers : of the largest item that it takes: text tokens,
         and numbers alive while the tower runs on it; 0 where the item is small
     kv_cache_dtype : what "auto" means for this checkpoint, "auto" being the model's own dtype
+    mtp_layers : layers that predict further tokens, which are not part of `num_layers`
+    draft_vocab_size : tokens that the head of a draft knows, where it knows fewer (EAGLE-3); else 0
+    fusion_inputs : hidden states that a projection before the first layer makes one of (the heads
+        of EAGLE and MTP); 0 without one
+    attention_inputs : hidden states that query, key and value projections read side by side
+        (EAGLE-3: 2)
     """
 
     name: str
@@ -156,6 +162,10 @@ class ModelSpec:
     linear: LinearMixer | None = None
     quantization: Quantization | None = None
     kv_cache_dtype: str = "auto"
+    mtp_layers: int = 0
+    draft_vocab_size: int = 0
+    fusion_inputs: int = 0
+    attention_inputs: int = 1
 
     @property
     def dtype_bytes(self) -> int:

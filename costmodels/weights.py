@@ -24,13 +24,17 @@ INDEX_SCALE_BYTES = 4
 VOCAB_PADDING = 64
 
 
+#: Groups of matrices that stay in 16 bits whatever the rest is.
+UNQUANTISED = ("router", "lm_head", "fusion")
+
+
 class Matrix(NamedTuple):
     """A weight of shape (n, k) on one device: y (m, n) = x (m, k) @ W.T.
 
     Attributes
     ----------
     layers : layers that have it
-    group : which of `specs.LAYER_GROUPS` it belongs to, "router" or "lm_head"
+    group : which of `specs.LAYER_GROUPS` it belongs to, "router", "fusion" or "lm_head"
     copies : of the same shape in a layer; the number of experts, else 1
     """
 
@@ -75,6 +79,7 @@ def layer_matrices(model: ModelSpec, tensor: int = 1) -> tuple[Matrix, ...]:
         *_linear(model, model.linear, tensor),
         *_mlp("mlp", model, model.intermediate_size, model.dense_layers, tensor),
         *_moe(model, model.moe, tensor),
+        *_fusion(model),
     ]
     return tuple(matrix for matrix in matrices if matrix.layers)
 
@@ -99,11 +104,12 @@ def _attention(model: ModelSpec, tensor: int) -> list[Matrix]:
     """Query, key and value in one matrix, and output, for layers of each geometry."""
     heads = model.num_attention_heads // tensor
     queries = heads * (2 if model.gated_attention else 1)
+    inputs = model.attention_inputs * model.hidden_size
 
     def matrices(layers: int, head_dim: int, projected: int) -> list[Matrix]:
         outputs = (queries + projected) * head_dim
         return [
-            Matrix("qkv_proj", outputs, model.hidden_size, layers, "attention"),
+            Matrix("qkv_proj", outputs, inputs, layers, "attention"),
             Matrix("o_proj", model.hidden_size, heads * head_dim, layers, "attention"),
         ]
 
@@ -176,6 +182,14 @@ def _moe(model: ModelSpec, moe: Moe | None, tensor: int) -> list[Matrix]:
     return [router, *experts, *shared]
 
 
+def _fusion(model: ModelSpec) -> list[Matrix]:
+    """Hidden states and embeddings to one input; not split over ranks."""
+    hidden = model.hidden_size
+    return [
+        Matrix("fc", hidden, model.fusion_inputs * hidden, int(model.fusion_inputs > 0), "fusion")
+    ]
+
+
 def embedding_parameters(model: ModelSpec) -> int:
     """Token and position tables, and the head where it is not the token table itself."""
     tables = 1 if model.tie_word_embeddings else 2
@@ -202,7 +216,7 @@ def active_parameters(model: ModelSpec) -> int:
 def weight_bits(model: ModelSpec, group: str) -> float:
     """Stored bits a weight of a matrix of this group."""
     quantization = model.quantization
-    if quantization is None or group in ("router", "lm_head") or group in quantization.keeps:
+    if quantization is None or group in UNQUANTISED or group in quantization.keeps:
         return 8.0 * model.dtype_bytes
     return quantization.weight_bits
 

@@ -27,6 +27,8 @@ class SequenceBlocks:
         )
         self._watermark_blocks = int(limits.watermark * limits.num_gpu_blocks)
         self._swap_room = limits.swap_blocks
+        self._size = limits.block_size
+        self._lookahead = limits.lookahead_tokens
 
     def arrive(self, seq: Sequence) -> None:
         """Note how much of a sequence others may share."""
@@ -96,9 +98,8 @@ class SequenceBlocks:
 
     def slots_needed(self, tokens: int) -> int:
         """Blocks for so many tokens and a drafter's lookahead."""
-        limits = self.limits
-        tokens = min(tokens + limits.lookahead_tokens, limits.max_model_len)
-        return -(-tokens // limits.block_size)
+        tokens = min(tokens + self._lookahead, self.limits.max_model_len)
+        return -(-tokens // self._size)
 
     def fits(self, seq: Sequence, tokens: int) -> bool:
         """Whether there are blocks for `tokens` more."""

@@ -73,6 +73,8 @@ class StepPlan:
     scheduled : sequence to tokens in scheduling order, where every sequence is walked or a
         trace is kept; else None
     spec : drafts to verify, by sequence
+    draft_passes : sequences that draft a token in each pass of the drafter after the step
+    draft_context_tokens : KV tokens of those sequences, once the step is done
     completing : sequences outside the aggregate that emit a token in this step
     finishing : sequences whose last token is in this step
     admitted, resumed : sequences that enter, with the tokens they found cached
@@ -88,6 +90,8 @@ class StepPlan:
         "completing",
         "context_tokens",
         "decodes",
+        "draft_context_tokens",
+        "draft_passes",
         "emitting",
         "finishing",
         "interrupted",
@@ -111,6 +115,8 @@ class StepPlan:
         self.scheduled: dict[Sequence, int] | None = None
         # Most steps have none of these: they share an empty tuple until somebody needs a list.
         self.spec: Mapping[Sequence, int] = _NOTHING
+        self.draft_passes: tuple[int, ...] = ()
+        self.draft_context_tokens = 0
         self.emitting: Collection[Sequence] = ()
         self.completing: SequenceABC[Sequence] = ()
         self.finishing: SequenceABC[Sequence] = ()

@@ -86,6 +86,7 @@ class Recorder:
                 seq.preemptions,
                 seq.klass,
                 seq.priority,
+                seq.draft_rounds,
                 seq.draft_tokens,
                 seq.accepted_tokens,
                 seq.promoted,

@@ -5,7 +5,7 @@ The format is that of the recorded vLLM schedules (`docs/parity.md`): a workload
 the schedule is compared.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +14,7 @@ from servecast.sim.plan import SchedulerLimits, StepPlan
 from servecast.sim.request import Segments
 from servecast.sim.scheduler import Scheduler
 from servecast.sim.sequence import FINISHED, Sequence
+from servecast.sim.speculation import FullDrafts
 
 DEFAULTS: dict[str, Any] = {
     "max_num_seqs": 8,
@@ -171,10 +172,26 @@ def _sequences(workload: Mapping[str, Any], limits: SchedulerLimits) -> list[Seq
     return sequences
 
 
-def _cycle(values: list[int], used: dict[Sequence, int], seq: Sequence) -> int:
-    n = used.get(seq, 0)
-    used[seq] = n + 1
-    return values[n % len(values)]
+class _Prescribed(FullDrafts):
+    """Drafts made and accepted as a workload has them, each list of a request used cyclically."""
+
+    def __init__(self, requests: list[Any], tokens: int) -> None:
+        super().__init__(tokens)
+        self._requests = requests
+        self._used: Counter[tuple[str, Sequence]] = Counter()
+
+    def proposal(self, seq: Sequence, tokens: int) -> int:
+        return self._next("drafts", seq, tokens)
+
+    def accept(self, seq: Sequence, drafts: int) -> int:
+        return min(drafts, self._next("accept", seq, 0))
+
+    def _next(self, key: str, seq: Sequence, otherwise: int) -> int:
+        values = self._requests[seq.index].get(key)
+        if not values:
+            return otherwise
+        self._used[key, seq] += 1
+        return int(values[(self._used[key, seq] - 1) % len(values)])
 
 
 def replay(
@@ -192,20 +209,8 @@ def replay(
     sequences = _sequences(workload, limits)
     names = [request["id"] for request in requests]
     arrivals = [request["arrival"] for request in requests]
-    accepted: dict[Sequence, int] = {}
-    proposed: dict[Sequence, int] = {}
-
-    def accept(seq: Sequence, drafts: int) -> int:
-        values = requests[seq.index].get("accept")
-        return min(drafts, _cycle(values, accepted, seq)) if values else 0
-
-    def propose(seq: Sequence) -> int:
-        values = requests[seq.index].get("drafts")
-        return _cycle(values, proposed, seq) if values else limits.num_speculative_tokens
-
-    scheduler = Scheduler(
-        limits, aggregate=aggregate, keep_order=True, accept=accept, propose=propose
-    )
+    drafting = _Prescribed(requests, limits.num_speculative_tokens)
+    scheduler = Scheduler(limits, aggregate=aggregate, keep_order=True, drafting=drafting)
     pending = deque(sorted(sequences, key=lambda seq: (arrivals[seq.index], seq.index)))
     in_flight: deque[tuple[StepPlan, dict[str, Any]]] = deque()
     depth = 2 if limits.async_scheduling else 1

@@ -21,6 +21,7 @@ from servecast.sim.recorder import Recorder
 from servecast.sim.request import WaitLimit
 from servecast.sim.scheduler import Scheduler
 from servecast.sim.sequence import FINISHED, WAITING, Sequence
+from servecast.sim.speculation import Speculator
 from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT
 
 Durations = list[int] | npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ class Replica:
     swap_block_s : seconds that one block takes over the host link
     idle_host_s : host time before a step that follows no other, which no device time hides
     control : adapts the token budget to the latency that is seen
+    speculator : what the scheduler asks about drafts, where there are any
     fast_forward : let equal decode steps pass in one event; False steps through each of them
     """
 
@@ -67,6 +69,7 @@ class Replica:
         swap_block_s: float = 0.0,
         idle_host_s: float = 0.0,
         control: ControlSettings | None = None,
+        speculator: Speculator | None = None,
         fast_forward: bool = True,
     ) -> None:
         self.env = env
@@ -87,6 +90,7 @@ class Replica:
         self._depth = 2 if scheduler.limits.async_scheduling else 1
         self._last_commit_ns = 0
         self.dead = False
+        self.speculator = speculator
         self.control: BudgetControl | None = None
         if control is not None:
             self.control = BudgetControl(control, scheduler.limits.max_num_batched_tokens)
@@ -114,6 +118,8 @@ class Replica:
                 f"max_model_len {limits.max_model_len}",
             )
             return
+        if self.speculator is not None:
+            self.speculator.enrol(seq)
         self.scheduler.add(seq)
         limit = self._wait_limits[seq.klass] if self._wait_limits else None
         if limit is not None:
@@ -221,7 +227,7 @@ class Replica:
     def _price(self, plan: StepPlan, in_flight: deque[_Flight]) -> _Flight:
         """Time of a plan; of a uniform one also of the steps that may be planned alike."""
         if plan.chunks or plan.swapped:
-            cost = self.cost.step(_shape(plan))
+            cost = self.cost.step(_shape(plan, self.speculator))
             if plan.swapped:
                 cost = cost._replace(swap_s=plan.swapped * self._swap_block_s)
             if not in_flight and self._idle_host_s > cost.host_s:
@@ -310,14 +316,18 @@ class Replica:
         control = self.control
         if control is not None:
             self._watch(control, plan, durations[oldest.done :], end)
+        gaps: dict[int, int] = {}
         for seq, _ in scheduler.commit(plan):
             if seq.first_token_ns < 0:
                 seq.first_token_ns = end
                 if control is not None and control.settings.metric == "ttft":
                     control.see(end - seq.arrival_ns)
             else:
-                self.recorder.gaps(end - seq.last_token_ns)
+                gap = end - seq.last_token_ns
+                gaps[gap] = gaps.get(gap, 0) + 1
             seq.last_token_ns = end
+        for gap, count in gaps.items():
+            self.recorder.gaps(gap, count)
         for seq in plan.unsettled:
             seq.last_token_ns = end
         for seq in plan.finishing:
@@ -374,20 +384,27 @@ class Replica:
         self._on_finish(seq)
 
 
-def _shape(plan: StepPlan) -> StepShape:
+def _shape(plan: StepPlan, speculator: Speculator | None) -> StepShape:
     """What a plan asks of the device; drafts under verification count as decodes."""
     prefills: list[tuple[int, int]] = []
     decodes = tokens = plan.decodes
     context = plan.context_tokens
+    spec = plan.spec
     for seq, new, computed in plan.chunks:
-        if new == 1 + plan.spec.get(seq, 0) and computed >= seq.prompt_tokens:
+        if new == 1 + spec.get(seq, 0) and computed >= seq.prompt_tokens:
             decodes += 1
             tokens += new
             context += computed + new
         else:
             prefills.append((new, computed))
     sampled = plan.decodes + len(plan.completing or plan.emitting)
-    return StepShape(tuple(prefills), decodes, tokens, context, sampled)
+    if speculator is None:
+        return StepShape(tuple(prefills), decodes, tokens, context, sampled)
+    sampled += sum(spec.values())
+    passes = plan.draft_passes
+    redrafted = min(speculator.void(plan), passes[0]) if passes else 0
+    drafted = plan.draft_context_tokens
+    return StepShape(tuple(prefills), decodes, tokens, context, sampled, passes, drafted, redrafted)
 
 
 def _total(durations_ns: Durations) -> int:

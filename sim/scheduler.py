@@ -10,8 +10,6 @@ drafts. `_plan_aggregate` serves the common step in which every running sequence
 wants: decodes are counted, not visited. It steps aside whenever the order could matter.
 """
 
-from collections.abc import Callable
-
 from servecast.sim.blocks import SequenceBlocks
 from servecast.sim.decodes import DecodeAggregate
 from servecast.sim.plan import SchedulerLimits, StepPlan
@@ -24,15 +22,7 @@ from servecast.sim.sequence import (
     PriorityQueue,
     Sequence,
 )
-
-#: How many of a sequence's drafts are accepted: (sequence, drafts) to a number up to drafts.
-Acceptance = Callable[[Sequence, int], int]
-#: How many drafts are proposed for a sequence's next step.
-Proposal = Callable[[Sequence], int]
-
-
-def _accept_none(seq: Sequence, drafts: int) -> int:
-    return 0
+from servecast.sim.speculation import Drafting, FullDrafts
 
 
 class Scheduler:
@@ -44,7 +34,7 @@ class Scheduler:
     aggregate : count decodes where possible; False walks every sequence in every step
     keep_order : let every plan list its sequences in scheduling order
     private_runs : see `SequenceBlocks`
-    accept, propose : how many drafts are accepted, and how many are proposed next
+    drafting : how many tokens are drafted, and accepted; full drafts, none accepted, if left out
     """
 
     def __init__(
@@ -54,8 +44,7 @@ class Scheduler:
         aggregate: bool = True,
         keep_order: bool = False,
         private_runs: bool = True,
-        accept: Acceptance = _accept_none,
-        propose: Proposal | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.limits = limits
         self.kv = SequenceBlocks(limits, private_runs=private_runs)
@@ -70,8 +59,7 @@ class Scheduler:
         self.decodes = DecodeAggregate(limits.block_size)
         self.aggregate = aggregate and limits.spec_method is None
         self.keep_order = keep_order
-        self._accept = accept
-        self._propose = propose or (lambda seq: limits.num_speculative_tokens)
+        self._drafting = drafting or FullDrafts(limits.num_speculative_tokens)
         self._in_flight: StepPlan | None = None
         #: tokens of a step; adaptive control may lower it, never below max_num_seqs
         self.token_budget = limits.max_num_batched_tokens
@@ -294,6 +282,8 @@ class Scheduler:
     def _walk(self, plan: StepPlan) -> None:
         """Plan a step as vLLM does, one running sequence after the other."""
         limits = self.limits
+        if not self.aggregate and self._walk_together(plan):
+            return
         before = self._dissolve() if self.aggregate else []
         slots = limits.draft_slots
         budget = room = self.token_budget
@@ -343,6 +333,62 @@ class Scheduler:
             self._regroup(plan, before)
         else:
             self._advance_walk(plan)
+
+    def _walk_together(self, plan: StepPlan) -> bool:
+        """The same where every running sequence gets what it wants; False (nothing touched) else.
+
+        Wants and blocks are added up first, so that nobody is asked for twice.
+        """
+        limits, kv = self.limits, self.kv
+        if self._threshold():
+            return False
+        longest, size, slots = limits.max_model_len, limits.block_size, limits.draft_slots
+        lookahead = limits.lookahead_tokens
+        left, need, prefilling = self.token_budget, 0, False
+        wanted: list[tuple[Sequence, int, int]] = []
+        for seq in self.running.values():
+            computed, ahead = seq.computed_tokens, seq.placeholders
+            if ahead > 0 and computed + 2 - ahead >= seq.prompt_tokens + seq.output_limit:
+                continue
+            tokens = seq.known_tokens + seq.drafts + ahead - computed
+            if tokens >= longest - computed:
+                tokens = longest - computed - 1
+            if tokens <= 0:
+                continue
+            left -= tokens + slots
+            upto = computed + tokens + lookahead
+            more = -(-(upto if upto < longest else longest) // size) - seq.blocks
+            if more > 0:
+                need += more
+            prefilling |= seq.prefilling
+            wanted.append((seq, tokens, more))
+        if left < 0 or need > self.pool.free:
+            return False
+        if need:
+            self.pool.take(need)
+        spec: dict[Sequence, int] = {}
+        naming = limits.enable_prefix_caching
+        for seq, tokens, more in wanted:
+            if more > 0:
+                seq.blocks += more
+            computed, known = seq.computed_tokens, seq.known_tokens
+            upto = computed + tokens
+            if naming and (upto if upto < known else known) // size > len(seq.handles):
+                kv.name(seq, min(upto, known))
+            drafts = seq.drafts
+            if drafts:
+                made = upto - known - seq.placeholders
+                if made > 0:
+                    spec[seq] = made if made < drafts else drafts
+                seq.drafts = 0
+        plan.chunks = [(seq, tokens, seq.computed_tokens) for seq, tokens, _ in wanted]
+        plan.scheduled = {seq: tokens for seq, tokens, _ in wanted}
+        plan.spec = spec
+        if self.waiting:
+            budget = left + slots * len(wanted)
+            self._admit(plan, budget, left, pads=not prefilling, decoding=bool(wanted))
+        self._advance_walk(plan)
+        return True
 
     def _dissolve(self) -> list[Sequence]:
         """Give every decode its own counters back, as they stand before the next step."""
@@ -430,20 +476,53 @@ class Scheduler:
             self._advance_chunks(plan)
 
     def _advance_walk(self, plan: StepPlan) -> None:
-        """Move every scheduled sequence on, as vLLM does after scheduling."""
-        limits = self.limits
+        """Move every scheduled sequence on, as vLLM does after scheduling.
+
+        Those that emit draft for their next step; with asynchronous scheduling the drafts are
+        placeholders of that step at once.
+        """
+        late, spec, number = self.limits.async_scheduling, plan.spec, plan.number
+        alike: int | None = 0
+        if self.limits.spec_method:
+            alike = self._drafting.begin(len(self.running), self._context_tokens)
         emitting: set[Sequence] = set()
+        context = 0
         for seq, tokens, _ in plan.chunks:
-            seq.computed_tokens += tokens
-            seq.scheduled_step = plan.number
-            seq.prefilling = seq.computed_tokens < seq.known_tokens + seq.placeholders
-            if seq.prefilling:
+            seq.computed_tokens = computed = seq.computed_tokens + tokens
+            seq.scheduled_step = number
+            seq.prefilling = prefilling = computed < seq.known_tokens + seq.placeholders
+            if prefilling:
                 continue
             emitting.add(seq)
-            if limits.async_scheduling:
-                seq.placeholders += 1 + plan.spec.get(seq, 0)
-                seq.drafts = limits.num_speculative_tokens
+            context += computed
+            if late:
+                seq.placeholders += 1 + spec.get(seq, 0)
+            if alike is not None:
+                seq.drafting = alike
+                if late:
+                    seq.drafts = alike
         plan.emitting = emitting
+        if alike is None:
+            self._draft_unlike(plan, emitting)
+        elif alike and emitting:
+            plan.draft_passes = (len(emitting),) * min(alike, self._drafting.depth)
+            plan.draft_context_tokens = context
+
+    def _draft_unlike(self, plan: StepPlan, emitting: set[Sequence]) -> None:
+        """Let each sequence draft as many tokens as it may."""
+        counts = [0] * self._drafting.depth
+        for seq in emitting:
+            tokens = seq.drafting = self._drafting.tokens(seq)
+            if self.limits.async_scheduling:
+                seq.drafts = tokens
+            if tokens:
+                for at in range(min(tokens, len(counts))):
+                    counts[at] += 1
+                plan.draft_context_tokens += seq.computed_tokens
+        plan.draft_passes = tuple(count for count in counts if count)
+
+    def _context_tokens(self) -> int:
+        return sum(seq.computed_tokens for seq in self.running.values())
 
     # ---------------------------------------------------------------- admission
 
@@ -550,38 +629,48 @@ class Scheduler:
         return [(seq, 1) for seq in plan.completing]
 
     def _commit_walk(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        limits = self.limits
+        limits, drafting = self.limits, self._drafting
+        late, size, naming = (
+            limits.async_scheduling,
+            limits.block_size,
+            limits.enable_prefix_caching,
+        )
+        proposes = limits.spec_method is not None and not late
+        emitting, spec = plan.emitting, plan.spec
         delivered: list[tuple[Sequence, int]] = []
-        proposing: list[Sequence] = []
         finishing: list[Sequence] = []
         for seq, _ in plan.entries():
             stale, seq.stale = seq.stale, False
-            if seq not in plan.emitting or seq.status == FINISHED:
+            if seq not in emitting or seq.status == FINISHED:
                 continue
-            drafts = plan.spec.get(seq, 0)
-            accepted = 0
+            new = 1
+            drafts = spec.get(seq, 0)
             if drafts:
-                accepted = self._accept(seq, drafts)
+                accepted = drafting.accept(seq, drafts)
+                seq.draft_rounds += 1
                 seq.draft_tokens += drafts
                 seq.accepted_tokens += accepted
-                if not stale:
-                    seq.computed_tokens -= drafts - accepted
-                    seq.placeholders -= min(seq.placeholders, drafts - accepted)
-            new = min(1 + accepted, seq.output_limit - seq.output_tokens)
+                new += accepted
+                rejected = drafts - accepted
+                if rejected and not stale:
+                    seq.computed_tokens -= rejected
+                    seq.placeholders -= min(seq.placeholders, rejected)
+            left = seq.prompt_tokens + seq.output_limit - seq.known_tokens
+            if new > left:
+                new = left
             seq.known_tokens += new
             delivered.append((seq, new))
-            if limits.async_scheduling and not stale:
+            if late and not stale:
                 seq.placeholders -= new
-                self.kv.name(seq, seq.computed_tokens - seq.placeholders)
-            if seq.output_tokens == seq.output_limit:
+                settled = seq.computed_tokens - seq.placeholders
+                if naming and settled // size > len(seq.handles):
+                    self.kv.name(seq, settled)
+            if new == left:
                 finishing.append(seq)
                 self._finish(seq)
-            else:
-                proposing.append(seq)
+            elif proposes:
+                seq.drafts = drafting.proposal(seq, seq.drafting)
         plan.finishing = finishing
-        if limits.spec_method and not limits.async_scheduling:
-            for seq in proposing:
-                seq.drafts = self._propose(seq)
         return delivered
 
     def _finish(self, seq: Sequence) -> None:

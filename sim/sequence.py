@@ -23,6 +23,7 @@ class Sequence:
 
     __slots__ = (
         "accepted_tokens",
+        "adapted",
         "admitted_ns",
         "aggregated",
         "arrival_ns",
@@ -30,7 +31,9 @@ class Sequence:
         "base",
         "blocks",
         "computed_tokens",
+        "draft_rounds",
         "draft_tokens",
+        "drafting",
         "drafts",
         "end_tick",
         "first_token_ns",
@@ -40,6 +43,8 @@ class Sequence:
         "klass",
         "known_tokens",
         "last_token_ns",
+        "luck",
+        "luck_by_position",
         "naming",
         "order",
         "output_limit",
@@ -51,6 +56,7 @@ class Sequence:
         "private",
         "promoted",
         "prompt_tokens",
+        "rounds",
         "scheduled_step",
         "segment_id",
         "serial",
@@ -58,6 +64,9 @@ class Sequence:
         "shared_blocks",
         "stale",
         "status",
+        "window_accepted",
+        "window_drafts",
+        "window_rounds",
     )
 
     def __init__(
@@ -111,7 +120,16 @@ class Sequence:
         self.end_tick = -1
         self.admitted_ns = self.first_token_ns = self.last_token_ns = -1
         self.preemptions = self.prefix_hit_tokens = 0
+        #: what each round accepts, one added, and whether by round or by output position
+        self.luck = b""
+        self.luck_by_position = False
+        #: rounds that have passed, and those of them that verified a draft
+        self.rounds = self.draft_rounds = 0
         self.draft_tokens = self.accepted_tokens = 0
+        #: drafts to be made after the step that is planned
+        self.drafting = 0
+        #: k of an adaptive request, and what its window has seen
+        self.adapted = self.window_rounds = self.window_drafts = self.window_accepted = 0
 
     def anew(self) -> "Sequence":
         """The same request, sent again: nothing of it is computed."""

@@ -20,6 +20,7 @@ REQUEST_COLUMNS = (
     "preemptions",
     "klass",
     "priority",
+    "draft_rounds",
     "draft_tokens",
     "accepted_tokens",
     "promoted",
@@ -60,6 +61,7 @@ class Trace:
     end_ns : when the last step ended
     class_names : names of the request classes that `klass` numbers
     replicas : engines, whose rows of `steps` follow one another
+    accepted : (drafts, accepted, rounds): how often so many drafts had so many accepted
     control : (replica, time in ns, P95 of the window in ns or -1, token budget from then on)
     """
 
@@ -74,6 +76,7 @@ class Trace:
     class_names: tuple[str, ...]
     replicas: int = 1
     control: tuple[tuple[int, int, int, int], ...] = ()
+    accepted: tuple[tuple[int, int, int], ...] = ()
 
     def of_replica(self, number: int) -> "Trace":
         """The steps of one replica, beside the requests of all."""

@@ -1,9 +1,11 @@
 """One run: a SimPy environment with a source of requests, a router and engine replicas."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from servecast.costmodels.shape import CostModel
+from servecast.sim.acceptance import Draws
 from servecast.sim.arrivals import NEVER, Source
 from servecast.sim.clock import Alarm, Clock
 from servecast.sim.control import ControlSettings
@@ -13,6 +15,7 @@ from servecast.sim.replica import Replica
 from servecast.sim.request import RequestTable
 from servecast.sim.scheduler import Scheduler
 from servecast.sim.sequence import Sequence
+from servecast.sim.speculation import Speculation, Speculator
 from servecast.sim.static import StaticScheduler
 from servecast.sim.trace import Trace, merge
 
@@ -66,6 +69,7 @@ def simulate(
     swap_block_s: float = 0.0,
     idle_host_s: float = 0.0,
     control: ControlSettings | None = None,
+    speculation: Speculation | None = None,
     fast_forward: bool = True,
     aggregate: bool = True,
     private_runs: bool = True,
@@ -76,11 +80,17 @@ def simulate(
     `static_batching` fills batches, waiting at most `batch_wait_ns` for one to be full.
     `idle_host_s` is host time before a step that follows no other.
     `control` adapts the token budget of each replica to the latency that it sees.
+    `speculation` goes with limits that have a `spec_method`, and none goes with those that do not.
     `swap_block_s` is the time of one block over the host link (`SchedulerLimits.swap_blocks`).
     The other switches choose how the same result is reached. `fast_forward=False` makes every
     step an event, `aggregate=False` visits every sequence in every step, `private_runs=False`
     names every block: the slow references that the fast way is held against.
     """
+    if (speculation is None) != (limits.spec_method is None):
+        raise ValueError("a spec_method and speculation go together")
+    draws = None
+    if speculation is not None:
+        draws = Draws(speculation.acceptance, table, speculation.most_accepted, speculation.seed)
     env = Clock()
     done = env.event()
     left = len(table)
@@ -107,10 +117,15 @@ def simulate(
     replicas = []
     for number in range(fleet.replicas):
         scheduler: Scheduler
+        speculator = None
+        if speculation is not None and draws is not None:
+            speculator = Speculator(speculation, draws, cost)
         if static_batching:
             scheduler = StaticScheduler(limits)
         else:
-            scheduler = Scheduler(limits, aggregate=aggregate, private_runs=private_runs)
+            scheduler = Scheduler(
+                limits, aggregate=aggregate, private_runs=private_runs, drafting=speculator
+            )
         replica = Replica(
             env,
             scheduler,
@@ -123,6 +138,7 @@ def simulate(
             swap_block_s=swap_block_s,
             idle_host_s=idle_host_s,
             control=control,
+            speculator=speculator,
             fast_forward=fast_forward,
         )
         replicas.append(replica)
@@ -145,7 +161,11 @@ def simulate(
         if replica.control is not None
         for entry in replica.control.history
     ]
-    trace = replace(merge(traces), control=tuple(history))
+    tally: Counter[tuple[int, int]] = Counter()
+    for replica in replicas:
+        tally.update(replica.speculator.tally if replica.speculator is not None else {})
+    accepted = tuple((*outcome, rounds) for outcome, rounds in sorted(tally.items()))
+    trace = replace(merge(traces), control=tuple(history), accepted=accepted)
     return Run(trace, tuple(r for replica in replicas for r in replica.refusals))
 
 

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servecast.calibration.acceptance import (
-    PROBABILITIES,
     Decay,
-    Hierarchical,
-    Iid,
     Recorded,
     fit_decay,
     fit_hierarchical,
@@ -23,9 +20,11 @@ from servecast.calibration.acceptance import (
     hold_out,
     read_lengths,
     replay,
+    rounds_of,
 )
 from servecast.costmodels.errors import InputError
 from servecast.scenarios.cli import app
+from servecast.sim.acceptance import PROBABILITIES, Hierarchical, iid, tokens_a_round
 
 SHARED = Path(__file__).parents[2] / "shared" / "speculation"
 
@@ -37,11 +36,10 @@ def generator(seed: int) -> np.random.Generator:
 @given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 99))
 @settings(deadline=None, max_examples=30)
 def test_iid_rounds_have_the_length_of_the_closed_form(alpha: float, k: int, seed: int) -> None:
-    model = Iid(alpha, k)
-    rounds = model.draw(40_000, generator(seed))
+    (rounds,) = rounds_of(iid(alpha), k, 40_000, 1, generator(seed))
     error = float(rounds.std()) / len(rounds) ** 0.5
-    assert float(rounds.mean()) == pytest.approx(model.tokens_a_round, abs=5 * error)
-    assert fit_iid([Recorded(rounds)], k).alpha == pytest.approx(alpha, abs=0.02)
+    assert float(rounds.mean()) == pytest.approx(tokens_a_round(alpha, k), abs=5 * error)
+    assert fit_iid([Recorded(rounds)], k).rates[0] == pytest.approx(alpha, abs=0.02)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=60), st.integers(1, 8))
@@ -58,18 +56,22 @@ def test_a_replay_covers_its_text_in_rounds_of_at_most_k_and_one(
 @given(st.integers(1, 400), st.integers(0, 50))
 @settings(deadline=None)
 def test_a_request_ends_with_the_round_that_has_its_last_token(tokens: int, seed: int) -> None:
-    model = Hierarchical(np.array([0.7, 0.5, 0.4]), np.linspace(-2, 2, 50), 0.3)
-    rounds = model.draw(tokens, generator(seed))
+    model = Hierarchical((0.7, 0.5, 0.4), tuple(np.linspace(-2, 2, 50)), 0.3)
+    rounds, other = rounds_of(model, 3, tokens, 2, generator(seed))
     assert rounds.min() >= 1 and rounds.max() <= 4
     assert rounds.sum() >= tokens > rounds[:-1].sum()
-    assert rounds.tolist() == model.draw(tokens, generator(seed)).tolist()
+    assert other.sum() >= tokens > other[:-1].sum()
+    assert rounds.tolist() == rounds_of(model, 3, tokens, 2, generator(seed))[0].tolist()
 
 
 def test_a_fit_gives_back_what_the_requests_were_drawn_from() -> None:
     quality = 0.6 * np.sqrt(2) * np.interp(PROBABILITIES, [0, 1], [-1.2, 1.2])
-    truth = Hierarchical(np.array([0.7, 0.6, 0.5]), quality, 0.0)
+    truth = Hierarchical((0.7, 0.6, 0.5), tuple(quality))
     source = generator(3)
-    requests = [Recorded(truth.draw(int(source.integers(200, 600)), source)) for _ in range(200)]
+    requests = [
+        Recorded(rounds_of(truth, 3, int(source.integers(200, 600)), 1, source)[0])
+        for _ in range(200)
+    ]
     found = fit_hierarchical(requests, 3)
     assert np.allclose(found.rates, truth.rates, atol=0.04)
     assert np.std(found.quality) == pytest.approx(np.std(quality), rel=0.2)
@@ -78,15 +80,15 @@ def test_a_fit_gives_back_what_the_requests_were_drawn_from() -> None:
 
 
 def test_rounds_that_repeat_are_seen() -> None:
-    truth = Hierarchical(np.array([0.4, 0.6]), np.zeros(50), 0.5)
+    truth = Hierarchical((0.4, 0.6), persistence=0.5)
     source = generator(4)
-    requests = [Recorded(truth.draw(500, source)) for _ in range(100)]
+    requests = [Recorded(rounds) for rounds in rounds_of(truth, 2, 500, 100, source)]
     assert fit_hierarchical(requests, 2).persistence == pytest.approx(0.5, abs=0.06)
 
 
 @given(st.floats(0.1, 0.95), st.integers(1, 8))
 def test_no_decay_is_iid(alpha: float, k: int) -> None:
-    assert Decay(alpha, 1.0).tokens_a_round(k) == pytest.approx(Iid(alpha, k).tokens_a_round)
+    assert Decay(alpha, 1.0).tokens_a_round(k) == pytest.approx(tokens_a_round(alpha, k))
 
 
 @given(st.floats(0.3, 0.95), st.floats(0.6, 1.0))

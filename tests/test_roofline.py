@@ -97,7 +97,7 @@ def test_work_is_all_of_the_model_s(shape: StepShape, efficiency: Efficiency) ->
 def test_more_work_never_takes_less_time(
     model: Roofline, shape: StepShape, which: int, more: int
 ) -> None:
-    prefills, decodes, tokens, context, sampled = shape
+    prefills, decodes, tokens, context, sampled = shape[:5]
     bigger = (
         StepShape((*prefills, (more, 0)), decodes, tokens, context, sampled),
         StepShape(prefills, decodes, tokens, context + more if decodes else 0, sampled),
