@@ -16,7 +16,12 @@ from math import ceil, sqrt
 from servecast.costmodels.drafting import Drafter, drafter_bytes, drafter_kv_bytes_per_token
 from servecast.costmodels.graphs import capture_sizes, graph_count, v0_capture_sizes
 from servecast.costmodels.kv_format import BFLOAT16, KvFormat
-from servecast.costmodels.kv_layout import KvLayout, kv_bytes_per_token, kv_layout
+from servecast.costmodels.kv_layout import (
+    KvLayout,
+    full_layer_kv_bytes_per_token,
+    kv_bytes_per_token,
+    kv_layout,
+)
 from servecast.costmodels.loading import HOPPER, loaded_bytes
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.versions import GRAPHS_DEDUCTED_SINCE, LATEST, Version
@@ -245,8 +250,10 @@ class MemoryPlan:
 
     def explain(self) -> str:
         """One line: the terms, and the pool or what is missing."""
+        draft = f" (draft {_gib(self.draft_bytes)})" if self.draft_bytes else ""
         terms = (
-            f"weights {_gib(self.weights_bytes)} + activations {_gib(self.activation_bytes)} + "
+            f"weights {_gib(self.weights_bytes)}{draft} + "
+            f"activations {_gib(self.activation_bytes)} + "
             f"CUDA graphs {_gib(self.graph_bytes)} + other {_gib(self.other_bytes)}"
         )
         if self.fits:
@@ -390,8 +397,11 @@ def layout_of(model: ModelSpec, engine: EngineMemory) -> KvLayout:
     vLLM makes a group of a draft whose heads are of another size, with larger blocks; its bytes are
     the same, the number of blocks it logs is not.
     """
+    drafted = 0
+    if engine.drafter is not None and engine.drafter.model is not None:
+        drafted = _layers_alike(engine.drafter, model, engine)
     layout = kv_layout(
-        model,
+        replace(model, attention_layers=model.attention_layers + drafted),
         engine.kv,
         block_size=engine.block_size,
         tensor=engine.tensor,
@@ -402,9 +412,20 @@ def layout_of(model: ModelSpec, engine: EngineMemory) -> KvLayout:
         num_speculative_tokens=engine.num_speculative_tokens,
         version=engine.version,
     )
-    draft = draft_kv_bytes_per_token(engine) * layout.block_size
+    draft = 0.0 if drafted else draft_kv_bytes_per_token(engine) * layout.block_size
     attention = sum(group.kind != "state" for group in layout.groups)
     return replace(layout, block_bytes=layout.block_bytes + ceil(draft / max(1, attention)))
+
+
+def _layers_alike(drafter: Drafter, model: ModelSpec, engine: EngineMemory) -> int:
+    """Layers of the drafter that hold as much of a token as the target's full-attention layers: one
+    more of their kind to vLLM; 0 where they hold another amount."""
+    draft = drafter.model
+    if draft is None or drafter.shares:
+        return 0
+    own = full_layer_kv_bytes_per_token(draft, engine.kv, drafter.parallel.tensor)
+    same = own == full_layer_kv_bytes_per_token(model, engine.kv, engine.tensor)
+    return draft.attention_layers if same else 0
 
 
 def draft_kv_bytes_per_token(engine: EngineMemory) -> float:

@@ -128,6 +128,7 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if share[part] >= LEAST_SHARE
     ]
     yield "step time", ", ".join(parts) or units.NONE
+    yield from _speculation(summary.get("speculation"))
     for name, entry in summary.get("classes", {}).items():
         ttft, e2e = entry["ttft_s"], entry["e2e_s"]
         yield (
@@ -143,6 +144,34 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{units.dollars(cost['price_per_hour'])} an hour, "
             f"{units.dollars(cost['per_million_output_tokens'])} per million output tokens",
         )
+
+
+def _speculation(block: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if block is None:
+        return
+    if not block["rounds"]:
+        yield "speculation", "nothing was drafted"
+        return
+    requests = block["request_acceptance_length"]
+    yield (
+        "speculation",
+        f"{units.percent(block['acceptance_rate'])} of {block['draft_tokens']:,} drafts accepted, "
+        f"{block['mean_acceptance_length']:.2f} tokens a round (requests: p5 {requests['p5']:.2f}, "
+        f"p95 {requests['p95']:.2f}, n {requests['n']:,}); {block['acceptance']}",
+    )
+    yield (
+        "",
+        f"drafting {units.percent(block['draft_time_share'])} of step time, "
+        f"{units.percent(block['wasted_verification_share'])} of verified positions wasted",
+    )
+    if "speedup" in block:
+        gained = block["speedup"]
+        told = ", ".join(
+            f"{name} {units.times(gained[key])}"
+            for key, name in units.SPEEDUP_NAMES.items()
+            if gained[key] is not None
+        )
+        yield "", f"as fast as without, same seed: {told}"
 
 
 def _verdict(sla: Mapping[str, Any]) -> "Iterator[tuple[str, Text]]":

@@ -26,6 +26,7 @@ def render_report(summary: Mapping[str, Any], facts: RunFacts, trace: Trace) -> 
         sections.latency(summary, facts, trace),
         sections.over_time(facts, trace),
         sections.device(summary),
+        sections.speculation(summary),
         sections.memory(summary),
         sections.classes(summary),
         sections.replications(summary),

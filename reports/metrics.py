@@ -17,6 +17,7 @@ from servecast.reports.latencies import (
     request_latencies_ns,
     samples_of,
 )
+from servecast.reports.speculation import acceptance_of, speculation_block
 from servecast.reports.stats import clopper_pearson, mean_interval
 from servecast.sim.trace import COMPLETED, REFUSED, TIMED_OUT, Trace
 
@@ -44,6 +45,14 @@ HEADLINES = {
     "preemptions": ("preemptions",),
 }
 
+#: The same where the deployment speculates.
+SPECULATION_HEADLINES = {
+    "acceptance_rate": ("speculation", "acceptance_rate"),
+    "mean_acceptance_length": ("speculation", "mean_acceptance_length"),
+    "tpot_speedup": ("speculation", "speedup", "tpot"),
+    "throughput_speedup": ("speculation", "speedup", "output_tokens_per_s"),
+}
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -60,6 +69,7 @@ class RunFacts:
     price_per_hour : of one device, in dollars; None if unknown
     calibration : what the step times rest on, in words
     engine : every flag with its value
+    acceptance : what the acceptance of drafts rests on; empty without speculation
     """
 
     name: str
@@ -80,6 +90,7 @@ class RunFacts:
     price_per_hour: float | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    acceptance: str = ""
 
     @property
     def calibrated(self) -> bool:
@@ -119,6 +130,13 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
         for number, name in enumerate(trace.class_names)
     }
     summary["goodput_per_s"] = sum(entry["goodput_per_s"] for entry in classes.values())
+    if facts.acceptance:
+        summary["speculation"] = speculation_block(trace, facts.acceptance)
+        for number, entry in enumerate(classes.values()):
+            mine = trace.requests["klass"] == number
+            entry["speculation"] = acceptance_of(
+                {name: column[mine] for name, column in trace.requests.items()}
+            )
     if len(classes) > 1:
         summary["classes"] = classes
     if trace.control:
@@ -308,7 +326,8 @@ def merge_replications(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     if not summaries:
         raise ValueError("no replications to merge")
     merged: dict[str, Any] = {"n": len(summaries)}
-    for name, path in HEADLINES.items():
+    speculates = "speedup" in summaries[0].get("speculation", {})
+    for name, path in {**HEADLINES, **(SPECULATION_HEADLINES if speculates else {})}.items():
         merged[name] = _student_interval([_at(summary, path) for summary in summaries])
     verdicts = [summary["sla"]["met"] for summary in summaries]
     if None not in verdicts:

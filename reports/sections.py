@@ -68,6 +68,47 @@ def device(summary: Mapping[str, Any]) -> str:
     )
 
 
+def speculation(summary: Mapping[str, Any]) -> str:
+    """What was drafted, accepted and gained; nothing without speculative decoding."""
+    block = summary.get("speculation")
+    if block is None:
+        return ""
+    requests, length = block["request_acceptance_length"], block["mean_acceptance_length"]
+    rows = [
+        ("Drafts accepted", units.percent(block["acceptance_rate"])),
+        ("Drafts verified", f"{block['draft_tokens']:,} in {block['rounds']:,} rounds"),
+        ("Tokens a round", units.NONE if length is None else f"{length:.2f}"),
+        *(
+            (f"Tokens a round of a request, {stat.upper()}", f"{requests[stat]:.2f}")
+            for stat in ("p5", "p50", "p95")
+            if requests[stat] is not None
+        ),
+        ("Verified positions wasted", units.percent(block["wasted_verification_share"])),
+        ("Drafting, of step time", units.percent(block["draft_time_share"])),
+    ]
+    tables = [("", table(("Rounds", ""), rows))]
+    positions = [
+        (f"{number} or more", units.percent(share))
+        for number, share in enumerate(block["acceptance_by_position"], 1)
+    ]
+    if positions:
+        tables.append(("", table(("Accepted drafts", "Share of rounds"), positions)))
+    gained = block.get("speedup")
+    if gained is not None:
+        rows = [
+            (name[:1].upper() + name[1:], units.times(gained[key]))
+            for key, name in units.SPEEDUP_NAMES.items()
+        ]
+        tables.append(("", table(("As fast as without", "Same seed"), rows)))
+    return section(
+        "Speculative decoding",
+        "A round verifies its drafts in one step and emits what was accepted and one token more, "
+        "all at one instant: gaps between deliveries grow while the mean gap of a request falls. "
+        f"Acceptance: {escape(block['acceptance'])}.",
+        grid(tables),
+    )
+
+
 def memory(summary: Mapping[str, Any]) -> str:
     """The memory of one device, and the pool that it leaves."""
     kv, total = summary["kv"], summary["memory"]["total_bytes"]

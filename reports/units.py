@@ -21,7 +21,7 @@ PART_NAMES = {
     "moe": "Experts (MoE)",
     "collective": "Communication",
     "sampling": "Sampling",
-    "draft": "Draft model",
+    "draft": "Drafting",
     "host": "Host overhead",
     "swap": "KV to and from the host",
 }
@@ -32,6 +32,15 @@ MEMORY_NAMES = {
     "graph": "CUDA graphs",
     "other": "Driver, NCCL",
     "kv": "KV cache",
+}
+
+#: What speculative decoding is held against, in words.
+SPEEDUP_NAMES = {
+    "tpot": "mean gap of a request",
+    "e2e": "end to end",
+    "e2e_p95": "end to end P95",
+    "ttft": "time to first token",
+    "output_tokens_per_s": "output tokens/s",
 }
 
 #: Unit, its size in seconds, and the shortest duration told in it.
@@ -99,6 +108,11 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.2g} %"
 
 
+def times(factor: float | None) -> str:
+    """How many times as fast: 1.5 is x1.50."""
+    return NONE if factor is None else f"x{factor:.2f}"
+
+
 def gibibytes(value: float) -> str:
     """Bytes in GiB."""
     return f"{value / 2**30:,.1f} GiB"
@@ -147,13 +161,17 @@ def headline(name: str, value: float | None) -> str:
         return significant(value)
     if name.endswith("_s"):
         return seconds(value)
-    return percent(value) if name == "sla_met" else significant(value)
+    if name.endswith("_speedup"):
+        return times(value)
+    return percent(value) if name in ("sla_met", "acceptance_rate") else significant(value)
 
 
 def flag(value: Any) -> str:
     """An engine flag's value."""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flag(item)}" for key, item in value.items()) + "}"
     return "none" if value is None else str(value)
 
 
@@ -164,5 +182,9 @@ def headline_name(name: str) -> str:
         "requests_per_s": "Requests per second",
         "preemptions": "Preemptions",
         "sla_met": "Replications that meet the SLA",
+        "acceptance_rate": "Drafts accepted",
+        "mean_acceptance_length": "Tokens a round",
+        "tpot_speedup": "Mean gap, as fast as without speculation",
+        "throughput_speedup": "Output tokens/s, of those without speculation",
     }
     return named.get(name) or ", ".join(clause_name(name))

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from servecast.costmodels.errors import InputError
+from servecast.scenarios.fields import MAX_REQUESTS
 from servecast.scenarios.schema import (
-    MAX_REQUESTS,
     Burst,
     ClosedLoop,
     Constant,

@@ -9,6 +9,7 @@ from typing import Any
 
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
+from servecast.costmodels.drafting import Drafter
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
@@ -20,7 +21,7 @@ from servecast.costmodels.memory import (
 )
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
-from servecast.costmodels.shape import NS_PER_S
+from servecast.costmodels.shape import NS_PER_S, CostModel
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.versions import (
     ASYNC_SINCE,
@@ -35,12 +36,21 @@ from servecast.costmodels.versions import (
     runs_v0,
 )
 from servecast.scenarios.bootlog import BootLog, read_boot_log
+from servecast.scenarios.drafting import (
+    drafter_for,
+    most_tokens,
+    schedules_ahead,
+    speculation_of,
+    speculative_cost,
+)
+from servecast.scenarios.drafts import SpeculativeConfig
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.measured import NONE, measured, profile_of
-from servecast.scenarios.schema import Engine
+from servecast.scenarios.schema import Engine, Scenario
 from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.request import RequestTable
+from servecast.sim.speculation import Speculation
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults)
@@ -60,6 +70,7 @@ class Setup:
     model : as `dtype` and `quantization` serve it
     flags : as they were asked for
     engine : every flag with its value, defaults resolved
+    drafter : of speculative decoding, whatever device it is on
     """
 
     checkpoint: ModelSpec
@@ -69,6 +80,12 @@ class Setup:
     flags: Engine
     engine: dict[str, Any]
     memory: EngineMemory
+    drafter: Drafter | None = None
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """What was asked of speculative decoding, if it drafts anything."""
+        return drafts_of(self.flags)
 
     @cached_property
     def plan(self) -> MemoryPlan:
@@ -103,8 +120,9 @@ class Deployment:
     engine: dict[str, Any]
     memory: MemoryPlan
     limits: SchedulerLimits
-    cost: Roofline
+    cost: CostModel
     profile: Profile
+    speculative: SpeculativeConfig | None = None
 
     @property
     def control(self) -> ControlSettings | None:
@@ -121,9 +139,13 @@ class Deployment:
         )
 
     def simulate(
-        self, table: RequestTable, progress: Progress | None = None, fleet: Fleet = ALONE
+        self,
+        table: RequestTable,
+        progress: Progress | None = None,
+        fleet: Fleet = ALONE,
+        speculation: Speculation | None = None,
     ) -> Run:
-        """Serve a load."""
+        """Serve a load; where this deployment speculates, with `speculation`."""
         return simulate(
             table,
             self.limits,
@@ -131,6 +153,7 @@ class Deployment:
             static_batching=self.engine["batching"] == "static",
             batch_wait_ns=round(self.engine["batch_wait_s"] * NS_PER_S),
             control=self.control,
+            speculation=speculation,
             idle_host_s=self.profile.host_step_s if self.limits.async_scheduling else 0.0,
             swap_block_s=self.memory.block_bytes / self.hardware.host_link_bytes_per_s,
             progress=progress,
@@ -193,7 +216,39 @@ def _set_up(loaded: LoadedScenario) -> Setup:
     hardware = load_hardware(beside(scenario.hardware, loaded.path))
     overrides = scenario.engine.hf_overrides or {}
     model = load_model(beside(scenario.model, loaded.path), overrides)
-    return setup_of(model, hardware, scenario.engine)
+    return setup_of(model, hardware, _located(scenario.engine, loaded.path))
+
+
+def _located(flags: Engine, scenario: Path) -> Engine:
+    """With the files that speculative decoding names found from the scenario's folder."""
+    config = flags.speculative_config
+    if config is None:
+        return flags
+    changes: dict[str, Any] = {}
+    if config.model is not None:
+        changes["model"] = beside(config.model, scenario)
+    if config.draft_device is not None:
+        hardware = beside(config.draft_device.hardware, scenario)
+        changes["draft_device"] = config.draft_device.model_copy(update={"hardware": hardware})
+    return flags.model_copy(update={"speculative_config": config.model_copy(update=changes)})
+
+
+def drafts_of(flags: Engine) -> SpeculativeConfig | None:
+    """The speculative decoding of some flags; None where nothing is drafted."""
+    config = flags.speculative_config
+    return config if config is not None and config.widths else None
+
+
+def speculation_for(
+    deployment: Deployment, scenario: Scenario, folder: Path, seed: int
+) -> Speculation | None:
+    """How a deployment speculates on a scenario's load; None where it does not.
+
+    Raises InputError for an acceptance that cannot be read.
+    """
+    if deployment.speculative is None:
+        return None
+    return speculation_of(scenario, deployment.speculative, folder, seed)
 
 
 def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Setup:
@@ -212,6 +267,9 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
     version = parse_version(engine["vllm_version"])
     spread = engine["data_parallel_size"] if model.moe is not None else 1
     sizes = engine["cudagraph_capture_sizes"]
+    config, drafter = drafts_of(flags), None
+    if config is not None:
+        drafter = drafter_for(config, model, parallel.tensor)
     memory = EngineMemory(
         gpu_memory_utilization=engine["gpu_memory_utilization"],
         block_size=engine["block_size"],
@@ -238,8 +296,10 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
             and checkpoint.quantization is None
             and version < STREAMED_SINCE
         ),
+        drafter=drafter if config is not None and config.draft_device is None else None,
+        num_speculative_tokens=most_tokens(config) if config is not None else 0,
     )
-    return Setup(checkpoint, model, hardware, parallel, flags, engine, memory)
+    return Setup(checkpoint, model, hardware, parallel, flags, engine, memory, drafter)
 
 
 def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
@@ -281,7 +341,9 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         )
     else:
         tokens, seqs = _batch_defaults(hardware, world)
+    config = drafts_of(flags)
     chosen = {key: value for key, value in flags.model_dump().items() if value is not None}
+    chosen["speculative_config"] = None if config is None else config.model_dump(exclude_none=True)
     engine: dict[str, Any] = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,
@@ -315,6 +377,7 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
             hardware.kind == "gpu"
             and (flags.pipeline_parallel_size or 1) == 1
             and version >= ASYNC_SINCE
+            and (config is None or schedules_ahead(config))
         ),
         "batching": "continuous",
         "batch_wait_s": 0.05,
@@ -350,6 +413,8 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
     if flags.max_num_seqs is None:
         engine["max_num_seqs"] = min(seqs, engine["max_num_batched_tokens"])
     _check(engine, model)
+    if config is not None:
+        _check_drafts(config, engine)
     return engine
 
 
@@ -403,6 +468,24 @@ def _check(engine: dict[str, Any], model: ModelSpec) -> None:
         )
 
 
+def _check_drafts(config: SpeculativeConfig, engine: Mapping[str, Any]) -> None:
+    key = "engine.speculative_config"
+    if engine["pipeline_parallel_size"] > 1:
+        raise InputError(
+            f"{key}: not with pipeline_parallel_size {engine['pipeline_parallel_size']}"
+        )
+    if engine["batching"] != "continuous":
+        raise InputError(f"{key}: not with batching: {engine['batching']}")
+    if engine["async_scheduling"] and not schedules_ahead(config):
+        told = config.drafting_method if config.draft_device is None else "a draft_device"
+        raise InputError(f"engine.async_scheduling: true does not go with {told}")
+    if engine["max_num_batched_tokens"] <= most_tokens(config):
+        raise InputError(
+            f"{key}: {most_tokens(config)} drafts do not fit max_num_batched_tokens "
+            f"({engine['max_num_batched_tokens']})"
+        )
+
+
 def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     model, hardware, parallel, engine = setup.model, setup.hardware, setup.parallel, setup.engine
     if not memory.fits:
@@ -412,7 +495,7 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     if hardware.kind != "gpu":
         # Launching kernels one by one is what graphs save on a GPU; elsewhere there are none.
         efficiency = replace(efficiency, eager_launch_s=0.0)
-    cost = Roofline(
+    cost: CostModel = Roofline(
         model=model,
         hardware=hardware,
         parallel=parallel,
@@ -426,6 +509,19 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         cuda_graph_sizes=sizes,
         measured=profile.kernels,
     )
+    config, drafter = setup.speculative, setup.drafter
+    if config is not None and drafter is not None:
+        cost = speculative_cost(
+            config,
+            drafter,
+            cost,
+            model,
+            hardware,
+            setup.memory.kv,
+            replace(profile, efficiency=efficiency),
+            sizes,
+            hides_host=engine["async_scheduling"] and hardware.kind != "cpu",
+        )
     budget = engine["max_num_batched_tokens"]
     if engine["batching"] == "continuous_unchunked":
         budget = engine["max_num_seqs"] * engine["max_model_len"]
@@ -446,9 +542,11 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         watermark=engine["watermark"],
         scheduler_reserve_full_isl=engine["scheduler_reserve_full_isl"],
         async_scheduling=engine["async_scheduling"],
+        spec_method=None if drafter is None else drafter.scheduled_as,
+        num_speculative_tokens=setup.memory.num_speculative_tokens,
         swap_blocks=int(engine["swap_space"] * GIB // memory.block_bytes) if swap else 0,
     )
-    return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile)
+    return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile, config)
 
 
 def contiguous(memory: MemoryPlan, reserve: float) -> tuple[int, int]:

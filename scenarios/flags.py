@@ -48,6 +48,14 @@ MAPPED = frozenset(Engine.model_fields) - {
     # Read by name, below.
     "data_parallel_size",
     "hf_overrides",
+    "speculative_config",
+}
+
+#: Short flags for keys of --speculative-config.
+SPECULATIVE = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
 }
 
 #: Flags that are read, and become something else than an engine key of their own name.
@@ -63,6 +71,8 @@ READ = {
     "optimization_level": "enforce_eager, where it is 0",
     "rope_scaling": "engine.hf_overrides.rope_scaling",
     "rope_theta": "engine.hf_overrides.rope_theta",
+    **{short: f"engine.speculative_config.{key}" for short, key in SPECULATIVE.items()},
+    "speculative_config": "engine.speculative_config, with what of it is modelled",
 }
 
 #: Flags that take no value.
@@ -187,9 +197,9 @@ HARMLESS = {
 
 #: What changes something and is not modelled, by what it would change.
 MATTERS = {
-    "speculative decoding is not simulated yet, nor are a draft's weights and KV counted": """
-        speculative_config spec_method spec_model spec_tokens speculative_model
-        num_speculative_tokens speculative_draft_tensor_parallel_size ngram_prompt_lookup_max
+    "V0's speculative decoding; --speculative-config is simulated": """
+        speculative_model num_speculative_tokens ngram_prompt_lookup_max
+        speculative_draft_tensor_parallel_size
         ngram_prompt_lookup_min speculative_disable_by_batch_size
         speculative_disable_mqa_scorer speculative_max_model_len
         speculative_model_quantization spec_decoding_acceptance_method

@@ -102,7 +102,8 @@ def engine_problem(keys: dict[str, Any]) -> str | None:
     try:
         Engine.model_validate(keys)
     except ValidationError as errors:
-        return first_problem(errors, keys)[1]
+        path, message = first_problem(errors, keys)
+        return ": ".join(filter(None, (dotted(path[1:]), message)))
     return None
 
 

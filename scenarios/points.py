@@ -19,7 +19,8 @@ from servecast.costmodels.catalogue import CONFIG
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import summarise
-from servecast.scenarios.build import FILES, build
+from servecast.scenarios.build import FILES, build, speculation_for
+from servecast.scenarios.drafting import drafting_files
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.run import fleet_of, run_facts, servecast_version
 from servecast.scenarios.schema import Scenario
@@ -75,6 +76,7 @@ class Point:
         own = self.base.parent / scenario.model / CONFIG
         named.append(str(Path(scenario.model, CONFIG)) if own.is_file() else None)
         named.append(scenario.engine.boot_log)
+        named += drafting_files(scenario)
         return [self.base.parent / name for name in named if name is not None]
 
 
@@ -101,7 +103,9 @@ def evaluate(point: Point) -> dict[str, Any]:
     table = build_requests(point.scenario, point.base.parent, point.seed, lambda line: None)
     if point.requests is not None and point.requests < len(table):
         table = table.head(point.requests)
-    trace = deployment.simulate(table, fleet=fleet_of(point.scenario)).trace
+    speculation = speculation_for(deployment, point.scenario, point.base.parent, point.seed)
+    fleet = fleet_of(point.scenario)
+    trace = deployment.simulate(table, fleet=fleet, speculation=speculation).trace
     facts = replace(run_facts(loaded, deployment, point.seed), version=point.version)
     return {
         **named,

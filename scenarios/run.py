@@ -1,14 +1,17 @@
 """Run a scenario: once, or several times with other seeds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import RunFacts, merge_replications, summarise
-from servecast.scenarios.build import Deployment, build, memory_summary
+from servecast.reports.speculation import speedup
+from servecast.scenarios.build import Deployment, build, memory_summary, speculation_for
+from servecast.scenarios.drafting import acceptance_source
+from servecast.scenarios.factors import change
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Scenario
 from servecast.scenarios.workload import build_requests
@@ -47,18 +50,45 @@ def run(
 ) -> Result:
     """Simulate `replications` runs with seeds `seed`, `seed + 1`, ... (the scenario's by default).
 
+    Where the scenario speculates, each load is served without speculation too, and the summary says
+    how many times as fast it was.
+
     Raises InputError for anything that keeps the scenario from running.
     """
     deployment = build(loaded)
     first = loaded.scenario.seed if seed is None else seed
-    results = [
-        _replicate(loaded, deployment, first + i, i, replications, progress)
-        for i in range(replications)
-    ]
+    runs = [(loaded, deployment)]
+    if deployment.speculative is not None:
+        plain = replace(loaded, scenario=without_speculation(loaded.scenario))
+        runs.append((plain, build(plain)))
+    total = replications * len(runs)
+    results = []
+    for i in range(replications):
+        with_speculation, *without = (
+            _replicate(*each, first + i, i * len(runs) + number, total, progress)
+            for number, each in enumerate(runs)
+        )
+        if without:
+            _compare(with_speculation[0], without[0][0])
+        results.append(with_speculation)
     summary, facts, trace = results[0]
     if replications > 1:
         summary = merge_replications([result[0] for result in results])
     return Result(summary, facts, trace)
+
+
+def without_speculation(scenario: Scenario) -> Scenario:
+    """The same with nothing drafted."""
+    return change(scenario, {"engine.speculative_config": None})
+
+
+def _compare(summary: dict[str, Any], without: dict[str, Any]) -> None:
+    """Write into a summary how many times as fast it is, over all and by class."""
+    summary["speculation"]["speedup"] = speedup(summary, without)
+    for name, entry in summary.get("classes", {}).items():
+        own = {"output_tokens_per_s": None, **entry}
+        other = {"output_tokens_per_s": None, **without["classes"][name]}
+        entry["speculation"]["speedup"] = speedup(own, other)
 
 
 def _replicate(
@@ -85,7 +115,11 @@ def _replicate(
         def tell(done: int) -> None:
             report(before + done, total)
 
-    finished = deployment.simulate(table, tell, fleet_of(loaded.scenario))
+    try:
+        speculation = speculation_for(deployment, loaded.scenario, loaded.path.parent, seed)
+    except InputError as error:
+        raise InputError(f"{loaded.path}: {error}") from None
+    finished = deployment.simulate(table, tell, fleet_of(loaded.scenario), speculation)
     warnings.extend(finished.refusals[:REFUSALS_TOLD])
     if len(finished.refusals) > REFUSALS_TOLD:
         warnings.append(f"{len(finished.refusals)} requests refused in all")
@@ -129,6 +163,9 @@ def run_facts(
         seed=seed,
         engine=deployment.engine,
         warnings=warnings,
+        acceptance=""
+        if deployment.speculative is None
+        else acceptance_source(deployment.speculative),
     )
 
 

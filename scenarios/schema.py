@@ -1,4 +1,4 @@
-"""What may stand in a scenario: the one module that knows pydantic.
+"""What may stand in a scenario. With `fields.py` and `drafts.py` all that knows pydantic.
 
 Every field says what it means and in which unit; the scenario reference and the JSON schema
 are made from these descriptions. A choice is a `kind:` here and one entry in the module that
@@ -9,27 +9,26 @@ from collections import Counter
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, model_validator
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import AUTO, named_format
 from servecast.costmodels.versions import parse_version
+from servecast.scenarios.drafts import Acceptance, SpeculativeConfig
+from servecast.scenarios.fields import (
+    MAX_TOKENS,
+    Count,
+    Flag,
+    Model,
+    Name,
+    Pause,
+    Rate,
+    Real,
+    Seconds,
+    Tokens,
+    fault,
+)
 from servecast.scenarios.slas import CLAUSE_NAMES, describe, parse_clause
-
-#: Ten years: beyond it nanoseconds would come near the range of int64.
-MAX_SECONDS = 315_360_000.0
-MAX_REQUESTS = 10_000_000
-MAX_TOKENS = 10_000_000
-
-Count = Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)]
-Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
-Real = Annotated[float, Field(strict=True, gt=0, le=1e9, allow_inf_nan=False)]
-Rate = Annotated[float, Field(strict=True, ge=1e-6, le=1e6, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Pause = Annotated[float, Field(strict=True, ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Name = Annotated[str, Field(strict=True, min_length=1, max_length=500)]
-Flag = Annotated[bool, Field(strict=True)]
 
 
 def _known_format(name: str) -> str:
@@ -51,17 +50,6 @@ def _known_version(text: str) -> str:
 
 KvDtype = Annotated[Name, AfterValidator(_known_format)]
 VllmVersion = Annotated[Name, AfterValidator(_known_version)]
-
-
-def _fault(key: str, message: str) -> PydanticCustomError:
-    """An error of a whole block that belongs to one of its keys; `load` reads `key` back."""
-    return PydanticCustomError("at_key", "{message}", {"key": key, "message": message})
-
-
-class Model(BaseModel):
-    """Base of all blocks: read once, never changed, no key unknown."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class Adaptive(Model):
@@ -201,6 +189,9 @@ class Engine(Model):
     swap_space: Real | None = Field(
         default=None, description="Host memory for swapped KV, GiB a device; 4 when left out."
     )
+    speculative_config: SpeculativeConfig | None = Field(
+        default=None, description="Speculative decoding; none when left out."
+    )
     adaptive: Adaptive | None = Field(
         default=None, description="Adapt max_num_batched_tokens to the latency that is seen."
     )
@@ -215,7 +206,7 @@ class Engine(Model):
     def _budget_holds_the_batch(self) -> Self:
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget is not None and seqs is not None and budget < seqs:
-            raise _fault(
+            raise fault(
                 "max_num_batched_tokens", f"must be at least max_num_seqs ({seqs}), got {budget}"
             )
         return self
@@ -241,7 +232,7 @@ class _Bounded(Model):
         if getattr(self, "stages", None) is None and (
             (self.requests is None) == (self.duration_s is None)
         ):
-            raise _fault("requests", "give exactly one of requests and duration_s")
+            raise fault("requests", "give exactly one of requests and duration_s")
         return self
 
 
@@ -256,11 +247,11 @@ class _Renewal(_Bounded):
     @model_validator(mode="after")
     def _rate_or_stages(self) -> Self:
         if self.stages is None and self.rate_per_s is None:
-            raise _fault("rate_per_s", "required key is missing (or give stages)")
+            raise fault("rate_per_s", "required key is missing (or give stages)")
         if self.stages is not None:
             for key in ("rate_per_s", "requests", "duration_s"):
                 if getattr(self, key) is not None:
-                    raise _fault(key, "not together with stages, which set rate and duration")
+                    raise fault(key, "not together with stages, which set rate and duration")
         return self
 
 
@@ -339,7 +330,7 @@ class Burst(Model):
     def _size_and_interval(self) -> Self:
         if (self.size is None) != (self.interval_s is None):
             missing = "size" if self.size is None else "interval_s"
-            raise _fault(missing, "give size and interval_s together")
+            raise fault(missing, "give size and interval_s together")
         return self
 
 
@@ -381,7 +372,7 @@ class TokenRange(Model):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.max < self.min:
-            raise _fault("max", f"must be at least min ({self.min}), got {self.max}")
+            raise fault("max", f"must be at least min ({self.min}), got {self.max}")
         return self
 
 
@@ -409,16 +400,16 @@ class Lognormal(Model):
     def _determined(self) -> Self:
         for one, other in (("median", "mean"), ("sigma", "p95")):
             if (getattr(self, one) is None) == (getattr(self, other) is None):
-                raise _fault(one, f"give exactly one of {one} and {other}")
+                raise fault(one, f"give exactly one of {one} and {other}")
         if self.max < self.min:
-            raise _fault("max", f"must be at least min ({self.min}), got {self.max}")
+            raise fault("max", f"must be at least min ({self.min}), got {self.max}")
         if self.p95 is not None:
             middle = "median" if self.median is not None else "mean"
             value = self.median or self.mean or 0.0
             # exp(1.645^2 / 2) is the largest p95 / mean of any lognormal.
             if self.p95 < value or (middle == "mean" and self.p95 > 3.868 * value):
                 limit = "" if self.p95 < value else " and at most 3.868 times it"
-                raise _fault("p95", f"must be at least {middle} ({value:g}){limit}")
+                raise fault("p95", f"must be at least {middle} ({value:g}){limit}")
         return self
 
 
@@ -510,7 +501,7 @@ def _check_sla(sla: dict[str, float]) -> dict[str, float]:
         try:
             parse_clause(name, limit)
         except ValueError as error:
-            raise _fault(name, str(error)) from None
+            raise fault(name, str(error)) from None
     return sla
 
 
@@ -538,6 +529,13 @@ class RequestClass(Model):
     )
     max_wait_s: Seconds | None = Field(
         default=None, description="Longest wait for the first admission, seconds."
+    )
+    acceptance: Acceptance | None = Field(
+        default=None,
+        description="How drafts for this class are accepted, in place of speculative_config's.",
+    )
+    speculates: Flag = Field(
+        default=True, description="Whether drafts are made for this class, where there are any."
     )
     sla: Annotated[dict[ClauseName, Limit], AfterValidator(_check_sla)] | None = Field(
         default=None,
@@ -578,14 +576,14 @@ class Workload(Model):
         replay = self.arrivals.kind == "trace"
         for key in ("prefixes", "sessions") if replay else ():
             if getattr(self, key) is not None:
-                raise _fault(key, "not together with a trace of arrivals, which brings its own")
+                raise fault(key, "not together with a trace of arrivals, which brings its own")
         classes = self.classes or ()
         everywhere = bool(classes) and all(c.lengths is not None for c in classes)
         if self.lengths is None and not replay and not everywhere:
-            raise _fault("lengths", "required key is missing (or give lengths to every class)")
+            raise fault("lengths", "required key is missing (or give lengths to every class)")
         twice = [name for name, n in Counter(c.name for c in classes).items() if n > 1]
         if twice:
-            raise _fault("classes", f"two classes are named {twice[0]!r}")
+            raise fault("classes", f"two classes are named {twice[0]!r}")
         return self
 
 
@@ -636,7 +634,7 @@ class Scenario(Model):
     @model_validator(mode="after")
     def _one_is_left(self) -> Self:
         if self.failure is not None and self.failure.replicas >= self.replicas:
-            raise _fault(
+            raise fault(
                 "failure",
                 f"replicas: {self.failure.replicas} of {self.replicas} would leave none",
             )

@@ -15,6 +15,7 @@ from servecast.costmodels.quantization import is_known
 from servecast.costmodels.reading import read_lenient
 from servecast.costmodels.versions import LATEST, parse_version
 from servecast.scenarios import flags
+from servecast.scenarios.draft_flags import read_speculation
 from servecast.scenarios.load import engine_problem
 from servecast.scenarios.yamlfile import parse as parse_yaml
 
@@ -97,6 +98,12 @@ def parse_line(
             both = isinstance(value, dict) and isinstance(given.get(name), dict)
             given[name] = {**value, **given[name]} if both else given.get(name, value)
             written.setdefault(name, f"{path.name}: {name.replace('_', '-')}")
+    for short, key in flags.SPECULATIVE.items():
+        if short in given:
+            whole = given.setdefault("speculative_config", {})
+            if isinstance(whole, dict):
+                whole[key] = given.pop(short)
+                written.setdefault("speculative_config", written.get(short, short))
     for name, value in given.items():
         _take(line, name, value, written.get(name, name))
     _environment(line)
@@ -416,6 +423,11 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
         if not isinstance(value, dict):
             raise InputError(f"vllm serve: {shown}: expected a JSON object")
         line.engine["hf_overrides"] = {**line.engine.get("hf_overrides", {}), **value}
+    elif name == "speculative_config":
+        config, notes = read_speculation(value, shown)
+        if config is not None:
+            line.engine["speculative_config"] = config
+        line.unmodelled.extend(notes)
     elif name == "compilation_config":
         _compilation(line, value, shown)
 

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
 from servecast.scenarios.arrivals import Generated, arrival_times
+from servecast.scenarios.fields import MAX_REQUESTS, MAX_TOKENS
 from servecast.scenarios.lengths import draw_lengths
 from servecast.scenarios.schema import (
-    MAX_REQUESTS,
-    MAX_TOKENS,
     ClosedLoop,
     Prefixes,
     Scenario,

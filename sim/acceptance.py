@@ -19,7 +19,7 @@ from servecast.sim.rng import stream
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-#: Steps of probability at which a distribution of qualities is kept.
+#: Steps of probability at which a distribution of qualities is kept, as it is fitted.
 PROBABILITIES = np.linspace(0.01, 0.99, 50)
 
 #: A round in which nothing is drafted: no n-gram matched.
@@ -72,7 +72,8 @@ class Hierarchical:
     Attributes
     ----------
     rates : r_j; beyond the last, the last holds
-    quality : quantiles of a request's logit offset at `PROBABILITIES`; empty for none
+    quality : quantiles of a request's logit offset, at equal steps of probability from the first
+        of `PROBABILITIES` to the last; empty for none
     persistence : probability that a round's first draft fares as that of the round before
     depth : how much of a request's quality its later positions have
     match : probability that a round whose first draft would be rejected drafts at all
@@ -94,7 +95,8 @@ class Hierarchical:
         if not self.quality:
             chances = np.repeat(rates[:, None], len(quality), axis=1)
         else:
-            offset = np.interp(quality, PROBABILITIES, self.quality)
+            steps = np.linspace(PROBABILITIES[0], PROBABILITIES[-1], len(self.quality))
+            offset = np.interp(quality, steps, self.quality)
             weight = np.where(np.arange(most) > 0, self.depth, 1.0)
             chances = logistic(logit(rates)[:, None] + weight[:, None] * offset)
         return np.minimum(self.factor * chances, 1.0)

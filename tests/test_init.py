@@ -127,13 +127,13 @@ def test_data_parallel_engines_are_replicas() -> None:
 
 def test_what_is_not_modelled_is_told_with_why_and_what_does_no_harm_is_not() -> None:
     words = (
-        'M --port 8000 --speculative-config \'{"method": "ngram"}\' --enable-lora --frobnicate 3 '
+        'M --port 8000 --speculative-config \'{"method": "dflash"}\' --enable-lora --frobnicate 3 '
         '--kv-transfer-config \'{"kv_connector": "LMCacheConnectorV1"}\' --no-enable-eplb'
     )
     line = parse_line(shlex.split(words))
     assert [flag for flag, _ in line.harmless] == ["--port 8000"]
     assert [flag for flag, _ in line.unmodelled] == [
-        '--speculative-config {"method": "ngram"}',
+        '--speculative-config {"method": "dflash"}',
         "--enable-lora",
         '--kv-transfer-config {"kv_connector": "LMCacheConnectorV1"}',
     ]
