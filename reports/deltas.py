@@ -15,6 +15,8 @@ NAMES = {
     "unserved_share": "Requests not served",
     "device_busy_share": "Device at work",
     "kv_peak_share": "KV cache at its peak",
+    "acceptance_rate": "Drafts accepted",
+    "mean_acceptance_length": "Tokens a round",
     "cost_per_million_output_tokens": "Cost per million output tokens",
 }
 

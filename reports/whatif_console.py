@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from servecast.reports import deltas, units
 from servecast.reports.deltas import HEADLINES, metric_name, metric_value
+from servecast.reports.draft_map import render_draft_map
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,6 +45,8 @@ def render_whatif(result: Mapping[str, Any]) -> "RenderableType":
     ]
     if len(shown) < len(all_points):
         parts.append(Text(f"{len(all_points) - len(shown)} more points: see the report", "dim"))
+    if result.get("drafts"):
+        parts += ["", render_draft_map(result["drafts"])]
     if reasons := _reasons(shown):
         parts += ["", reasons]
     return Group(*parts, "", _footer(result))

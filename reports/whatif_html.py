@@ -6,6 +6,7 @@ from typing import Any
 
 from servecast.reports import deltas, units
 from servecast.reports.deltas import HEADLINES, metric_name, metric_value
+from servecast.reports.draft_map import draft_map_section
 from servecast.reports.page import grid, page, section, table
 from servecast.reports.whatif_console import parting_words
 from servecast.reports.whatif_figures import goodput_by_load, heat_map, whiskers
@@ -36,6 +37,7 @@ def render_whatif_report(result: Mapping[str, Any]) -> str:
         _header(f"{result['scenario']}: what if", head, result),
         _notes(result["notes"]),
         _sla_by_point(result),
+        draft_map_section(result.get("drafts")),
         _maps(result),
         _differences(result["points"]),
         _metrics_by_point(result),

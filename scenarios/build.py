@@ -112,6 +112,7 @@ class Deployment:
     ----------
     engine : every flag with its value, defaults resolved
     memory : the predicted start-up
+    draft_hardware, draft_devices : a drafter's own
     """
 
     model: ModelSpec
@@ -123,6 +124,22 @@ class Deployment:
     cost: CostModel
     profile: Profile
     speculative: SpeculativeConfig | None = None
+    draft_hardware: HardwareSpec | None = None
+    draft_devices: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Of one replica, a drafter's own included."""
+        return self.parallel.devices + self.draft_devices
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of one device, the mean of target's and drafter's; None where one is not known."""
+        draft = self.draft_hardware
+        if draft is None or self.hardware.price_per_hour is None or draft.price_per_hour is None:
+            return self.hardware.price_per_hour if draft is None else None
+        whole = self.parallel.devices * self.hardware.price_per_hour
+        return (whole + self.draft_devices * draft.price_per_hour) / self.devices
 
     @property
     def control(self) -> ControlSettings | None:
@@ -546,7 +563,16 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         num_speculative_tokens=setup.memory.num_speculative_tokens,
         swap_blocks=int(engine["swap_space"] * GIB // memory.block_bytes) if swap else 0,
     )
-    return Deployment(model, hardware, parallel, engine, memory, limits, cost, profile, config)
+    deployment = Deployment(
+        model, hardware, parallel, engine, memory, limits, cost, profile, config
+    )
+    if config is None or config.draft_device is None or drafter is None:
+        return deployment
+    return replace(
+        deployment,
+        draft_hardware=load_hardware(config.draft_device.hardware),
+        draft_devices=drafter.parallel.devices,
+    )
 
 
 def contiguous(memory: MemoryPlan, reserve: float) -> tuple[int, int]:

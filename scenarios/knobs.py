@@ -18,7 +18,8 @@ def parse_vary(text: str, option: str) -> tuple[str, list[Any]]:
 
     Values are YAML, separated by commas outside brackets. `a..b` is a range of whole numbers,
     `a..b:step` one with a step; a leading x (`x1..x4`) is a habit of writing factors.
-    A bare engine flag (`max_num_seqs`) stands for `engine.max_num_seqs`.
+    A bare engine flag (`max_num_seqs`) stands for `engine.max_num_seqs`, and so does a key in one
+    (`speculative_config.num_speculative_tokens`).
 
     Raises InputError naming the option.
     """
@@ -42,7 +43,10 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Sequence[Any]]:
 
 
 def full_key(key: str) -> str:
-    """A dotted key, with `engine.` before a bare flag."""
+    """A dotted key, with `engine.` before a flag."""
+    block = key.partition(".")[0].replace("-", "_")
+    if "." in key and block in Engine.model_fields:
+        return f"engine.{block}.{key.partition('.')[2]}"
     if "." in key or key in LOAD_FACTORS or key in Scenario.model_fields:
         return key
     name = key.replace("-", "_")

@@ -61,6 +61,8 @@ METRICS: dict[str, Metric] = {
     "unserved_share": Metric(unserved_share, -1),
     "device_busy_share": Metric(_at("utilisation", "device_busy"), 0),
     "kv_peak_share": Metric(_at("kv", "peak_use"), 0),
+    "acceptance_rate": Metric(_at("speculation", "acceptance_rate"), 0),
+    "mean_acceptance_length": Metric(_at("speculation", "mean_acceptance_length"), 0),
     "cost_per_million_output_tokens": Metric(_at("cost", "per_million_output_tokens"), -1),
 }
 

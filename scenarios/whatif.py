@@ -10,6 +10,8 @@ from itertools import product
 from typing import Any
 
 from servecast.costmodels.errors import InputError
+from servecast.scenarios.draft_map import KEY as DRAFTS
+from servecast.scenarios.draft_map import draft_map
 from servecast.scenarios.explain import explain
 from servecast.scenarios.factors import LOAD_FACTORS, change
 from servecast.scenarios.load import LoadedScenario
@@ -59,8 +61,8 @@ def whatif(
 
     Returns
     -------
-    `{kind, scenario, varied, seeds, base, points, notes, runs, calibration, version}`, fit for
-    JSON. The base and every point have `label`, `sla` (rows of `sla_rows`), `sla_met` and
+    `{kind, scenario, varied, seeds, base, points, drafts, notes, runs, calibration, version}`, fit
+    for JSON. The base and every point have `label`, `sla` (rows of `sla_rows`), `sla_met` and
     `metrics` (means); a point also `changes`, `error` (why it does not run; the rest is then
     empty), `deltas` (of `differences`), `explanation` (of `explain`) and `same_as_base`.
 
@@ -95,6 +97,7 @@ def whatif(
         "seeds": seeds,
         "base": {"label": "base", **_outcome(base)},
         "points": points,
+        "drafts": draft_map(list(zip(grid, served, strict=True))),
         "notes": _notes(vary, grid, base, served, replications),
         "runs": found.runs,
         "calibration": _labels([base, *filter(None, served)]),
@@ -276,6 +279,9 @@ def _notes(
             for key, values in vary
             if len(vary) > 1 and len(values) > 1 and _does_nothing(key, grid, served)
         ]
+    for key, values in vary:
+        if key == DRAFTS and 0 not in values:
+            notes.append(f"{key}: without 0 among its values there is nothing to break even with")
     if replications == 1:
         notes.append("one replication: differences have no interval (--replications 5 gives one)")
     return notes
