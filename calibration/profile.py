@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from servecast.costmodels.affine import StepConstants
 from servecast.costmodels.efficiency import Efficiency
 from servecast.costmodels.kernels import Kernels
 
@@ -21,6 +22,7 @@ class Profile:
         which next to nothing else takes time)
     host_layer_s : launching one layer's kernels, without CUDA graphs; None: `efficiency` has it
     kernels : measured ones; the efficiency stands for what they do not cover
+    steps : constants of whole steps, in place of everything else
     """
 
     efficiency: Efficiency = field(default_factory=Efficiency)
@@ -28,6 +30,7 @@ class Profile:
     host_sequence_s: float = 19.3e-6
     host_layer_s: float | None = None
     kernels: Kernels | None = None
+    steps: StepConstants | None = None
 
     def slower(self, factor: float) -> "Profile":
         """With every measured kernel taking `factor` times as long."""
@@ -38,6 +41,8 @@ class Profile:
     @property
     def label(self) -> str:
         """What a report says of these figures."""
+        if self.steps is not None:
+            return self.steps.label
         return self.efficiency.label if self.kernels is None else self.kernels.label
 
 

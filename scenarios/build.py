@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from servecast.calibration.profile import GENERIC, Profile
+from servecast.calibration.steps import load_steps
+from servecast.costmodels.affine import Affine, AffineDraft, StepConstants
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
 from servecast.costmodels.drafting import Drafter
 from servecast.costmodels.errors import InputError
@@ -23,6 +25,7 @@ from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S, CostModel
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
+from servecast.costmodels.speculative import Speculative
 from servecast.costmodels.versions import (
     ASYNC_SINCE,
     BUDGET_BOUNDED_SINCE,
@@ -202,10 +205,32 @@ def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
 
     Raises InputError for a profile that cannot be read, or is another device's.
     """
+    asked = loaded.scenario.profile
+    steps = None if asked is None else load_steps(beside(asked, loaded.path))
+    if steps is not None:
+        return replace(base, steps=_fitting(steps, setup))
     name = profile_name(setup, loaded)
     if name is None:
         return base
     return measured(base, name, setup.model, setup.hardware, setup.memory.kv, setup.memory.tensor)
+
+
+def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
+    """The constants, if they are of this deployment."""
+    fitted = load_model(steps.model)
+    same = replace(setup.checkpoint, name=fitted.name) == fitted
+    if setup.hardware.name != steps.hardware or not same or setup.parallel.devices > 1:
+        raise InputError(
+            f"profile: {steps.name} was fitted to {steps.model} on one {steps.hardware}, not to "
+            f"{setup.checkpoint.name} on {setup.parallel.devices} x {setup.hardware.name}"
+        )
+    config = setup.speculative
+    if config is not None and config.drafting_method not in steps.drafts:
+        raise InputError(
+            f"profile: {steps.name} has no constants of {config.drafting_method}, only of "
+            f"{', '.join(steps.drafts) or 'steps without drafts'}"
+        )
+    return steps
 
 
 def profile_name(setup: Setup, loaded: LoadedScenario) -> str | None:
@@ -527,7 +552,13 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         measured=profile.kernels,
     )
     config, drafter = setup.speculative, setup.drafter
-    if config is not None and drafter is not None:
+    steps = profile.steps
+    if steps is not None:
+        cost = Affine(steps)
+        if config is not None:
+            work = AffineDraft(steps.drafts[config.drafting_method])
+            cost = Speculative(cost, work, hides_host=False)
+    elif config is not None and drafter is not None:
         cost = speculative_cost(
             config,
             drafter,

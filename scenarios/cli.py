@@ -571,7 +571,9 @@ def schema(
 
 @app.command()
 def models() -> None:
-    """List the models, devices and profiles of the catalogue."""
+    """List the models, devices, profiles and fits of acceptance of the catalogue."""
+    from servecast.calibration.fits import bundled_fits
+    from servecast.calibration.steps import step_profile_names
     from servecast.calibration.store import profile_names
     from servecast.costmodels.catalogue import hardware_names, model_names
 
@@ -584,6 +586,12 @@ def models() -> None:
     typer.echo("profiles (kernels measured on a device):")
     for name in profile_names():
         typer.echo(f"  {name}")
+    typer.echo("profiles (constants of whole steps):")
+    for name in step_profile_names():
+        typer.echo(f"  {name}")
+    typer.echo("acceptance of drafts (speculative_config.acceptance.fit):")
+    for name, fit in bundled_fits().items():
+        typer.echo(f"  {name}: {fit.source}")
 
 
 def _count(progress: "Progress | None", total: int) -> "Callable[[int], None]":
