@@ -47,9 +47,19 @@ def _constants(row: Mapping[str, Any], name: str) -> StepConstants:
         str(method): DraftConstants(**_seconds(values, DraftConstants))
         for method, values in (row.get("drafts") or {}).items()
     }
-    numbers = {key: row[key] for key in ("fixed_s", "token_s", "kv_token_s", "overhead_s")}
-    words = {key: str(row[key]) for key in ("hardware", "model", "source")}
-    return StepConstants(name=name, drafts=drafts, **words, **_seconds(numbers, StepConstants))
+    names = ("fixed_s", "token_s", "kv_token_s", "overhead_s")
+    seconds = _seconds({key: row[key] for key in names}, StepConstants)
+    return StepConstants(
+        name=name,
+        hardware=str(row["hardware"]),
+        model=str(row["model"]),
+        source=str(row["source"]),
+        fixed_s=seconds["fixed_s"],
+        token_s=seconds["token_s"],
+        kv_token_s=seconds["kv_token_s"],
+        overhead_s=seconds["overhead_s"],
+        drafts=drafts,
+    )
 
 
 def _seconds(row: Mapping[str, Any], kind: type) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
     step = fixed + token x tokens in the batch + KV token x KV tokens read, and an overhead
 
-They know no kernel, so they know no other device, model or release than the one they were fitted to.
+They know no kernel, and so no other device, model or release than the one they were fitted to.
 """
 
 from collections.abc import Mapping

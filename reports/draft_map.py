@@ -103,8 +103,10 @@ def map_figure(found: Mapping[str, Any]) -> str:
                 look: dict[str, Any] = {"facecolor": colour, "alpha": alpha, "linewidth": 0}
                 axes.add_patch(Rectangle((x, y), 1, 1, **look))
                 if count == row["best"]:
-                    ring = {"fill": False, "edgecolor": COLOURS["ink"], "linewidth": 1.2}
-                    axes.add_patch(Rectangle((x + 0.05, y + 0.07), 0.9, 0.86, **ring))
+                    ring: dict[str, Any] = {"fill": False, "edgecolor": COLOURS["ink"]}
+                    axes.add_patch(
+                        Rectangle((x + 0.05, y + 0.07), 0.9, 0.86, linewidth=1.2, **ring)
+                    )
                 axes.annotate(
                     f"{speed[count]:.2f}",
                     (x + 0.5, y + 0.5),

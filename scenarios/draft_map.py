@@ -61,8 +61,8 @@ def _row(group: Sequence[tuple[Changes, Sequence[Result]]]) -> dict[str, Any] | 
     plain = next((results for changes, results in group if changes[KEY] == 0), None)
     if plain is None:
         return None
-    points = [_point(changes[KEY], plain, results) for changes, results in group]
-    points = [point for point in points if point is not None]
+    found = (_point(changes[KEY], plain, results) for changes, results in group)
+    points = [point for point in found if point is not None]
     points.sort(key=lambda point: point["tokens"])
     others = {key: value for key, value in group[0][0].items() if key != KEY}
     load = others.get("load")
