@@ -4,7 +4,8 @@
 
 Each load runs in a process of its own: `servecast run` whole, output tables included, for
 requests per CPU second and peak memory; then the simulation alone, fast and stepped, on a tenth of
-the requests. Stepped means that every step is an event and visits every sequence.
+the requests. Stepped means that every step is an event and visits every sequence; with speculation
+every step does anyway, and `servecast run` serves the load without it too.
 """
 
 import argparse
@@ -45,6 +46,11 @@ LOADS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         FIXED,
         ("engine.max_num_seqs=1024",),
     ),
+    "speculation, k = 4": (
+        "{kind: constant, rate_per_s: 20, requests: REQUESTS}",
+        FIXED,
+        ("engine.speculative_config={method: eagle3, num_speculative_tokens: 4}",),
+    ),
     "Azure conversation": (
         f"{{kind: trace, path: {SHARED}/traces/azure-2023/AzureLLMInferenceTrace_conv.csv, "
         "limit: REQUESTS}",
@@ -69,7 +75,7 @@ def whole(path: Path, overrides: tuple[str, ...]) -> tuple[float, float]:
 
 def alone(path: Path, overrides: tuple[str, ...]) -> tuple[float, float, int]:
     """CPU seconds of the simulation, fast and stepped, and the steps that it made."""
-    from servecast.scenarios.build import build
+    from servecast.scenarios.build import build, speculation_for
     from servecast.scenarios.load import load_scenario
     from servecast.scenarios.workload import build_requests
     from servecast.sim.world import simulate
@@ -85,6 +91,7 @@ def alone(path: Path, overrides: tuple[str, ...]) -> tuple[float, float, int]:
             table,
             deployment.limits,
             deployment.cost,
+            speculation=speculation_for(deployment, loaded.scenario, path.parent, 0),
             fast_forward=fast,
             aggregate=fast,
             private_runs=fast,

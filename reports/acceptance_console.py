@@ -23,9 +23,12 @@ def _method(name: str, found: Mapping[str, Any]) -> RenderableType:
     if "interval" not in found:
         model = found["hierarchical"]
         rates = ", ".join(f"{rate:.3f}" for rate in model["rates"])
+        by_position = Text(f"acceptance by position, given those before: {rates}")
+        if not model["quality"]:
+            return Group(table, by_position, Text(f"iid: alpha {found['iid']['alpha']:.3f}", "dim"))
         return Group(
             table,
-            Text(f"acceptance by position, given those before: {rates}"),
+            by_position,
             Text(
                 f"quality of a request (logit): {model['quality'][0]:+.2f} to "
                 f"{model['quality'][-1]:+.2f}; from round to round {model['persistence']:.2f}; "

@@ -354,7 +354,11 @@ def validate(
 @app.command()
 def fit_acceptance(
     file: Annotated[
-        Path, typer.Argument(help="JSON lines with acc_len_<method>: what a round would emit.")
+        Path,
+        typer.Argument(
+            help="JSON lines with acc_len_<method> (what a round would emit at each position), or "
+            "what vLLM's /metrics or log say."
+        ),
     ],
     k: Annotated[int, typer.Option("--k", min=1, max=64, help="Tokens of a draft.")] = 5,
     holdout: Annotated[
@@ -365,10 +369,17 @@ def fit_acceptance(
 ) -> None:
     """Fit how drafts are accepted, and hold the fit against requests it did not see."""
     from servecast.calibration.acceptance import fitted, hold_out, read_lengths
+    from servecast.calibration.acceptance_metrics import fitted_to_metrics, rates_of_metrics
     from servecast.reports.acceptance_console import render_acceptance
 
-    lengths = read_lengths(file)
-    methods = hold_out(lengths, k, holdout, seed) if holdout else fitted(lengths, k)
+    shares = rates_of_metrics(file)
+    if shares is None:
+        lengths = read_lengths(file)
+        methods = hold_out(lengths, k, holdout, seed) if holdout else fitted(lengths, k)
+    elif holdout:
+        raise InputError(f"{file}: --holdout needs requests; metrics count them all together")
+    else:
+        k, methods = len(shares), {"metrics": fitted_to_metrics(shares)}
     if json:
         _echo({"k": k, "methods": methods})
     else:

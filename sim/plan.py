@@ -73,6 +73,7 @@ class StepPlan:
     scheduled : sequence to tokens in scheduling order, where every sequence is walked or a
         trace is kept; else None
     spec : drafts to verify, by sequence
+    padded : of those sequences, the ones whose drafts are padding
     draft_passes : sequences that draft a token in each pass of the drafter after the step
     draft_context_tokens : KV tokens of those sequences, once the step is done
     completing : sequences outside the aggregate that emit a token in this step
@@ -96,6 +97,7 @@ class StepPlan:
         "finishing",
         "interrupted",
         "number",
+        "padded",
         "preempted",
         "resumed",
         "scheduled",
@@ -115,6 +117,7 @@ class StepPlan:
         self.scheduled: dict[Sequence, int] | None = None
         # Most steps have none of these: they share an empty tuple until somebody needs a list.
         self.spec: Mapping[Sequence, int] = _NOTHING
+        self.padded: SequenceABC[Sequence] = ()
         self.draft_passes: tuple[int, ...] = ()
         self.draft_context_tokens = 0
         self.emitting: Collection[Sequence] = ()

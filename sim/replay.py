@@ -183,7 +183,7 @@ class _Prescribed(FullDrafts):
     def proposal(self, seq: Sequence, tokens: int) -> int:
         return self._next("drafts", seq, tokens)
 
-    def accept(self, seq: Sequence, drafts: int) -> int:
+    def accept(self, seq: Sequence, drafts: int, *, padded: bool) -> int:
         return min(drafts, self._next("accept", seq, 0))
 
     def _next(self, key: str, seq: Sequence, otherwise: int) -> int:

@@ -582,6 +582,7 @@ class Scheduler:
                 plan.scheduled[seq] = tokens
             if padded:
                 plan.spec = {**plan.spec, seq: padded}
+                plan.padded = [*plan.padded, seq]
             budget -= tokens
             room -= tokens + slots
         if admitted:
@@ -646,10 +647,12 @@ class Scheduler:
             new = 1
             drafts = spec.get(seq, 0)
             if drafts:
-                accepted = drafting.accept(seq, drafts)
-                seq.draft_rounds += 1
-                seq.draft_tokens += drafts
-                seq.accepted_tokens += accepted
+                padded = seq in plan.padded
+                accepted = drafting.accept(seq, drafts, padded=padded)
+                if not padded:
+                    seq.draft_rounds += 1
+                    seq.draft_tokens += drafts
+                    seq.accepted_tokens += accepted
                 new += accepted
                 rejected = drafts - accepted
                 if rejected and not stale:

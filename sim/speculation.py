@@ -41,8 +41,8 @@ class Drafting(Protocol):
         """Drafts there are in the end, up to `tokens`, known when the step's output is."""
         ...
 
-    def accept(self, seq: Sequence, drafts: int) -> int:
-        """How many of a sequence's drafts are accepted."""
+    def accept(self, seq: Sequence, drafts: int, *, padded: bool) -> int:
+        """How many of a sequence's drafts are accepted; `padded` ones stand for nothing."""
         ...
 
 
@@ -62,14 +62,15 @@ class FullDrafts:
     def proposal(self, seq: Sequence, tokens: int) -> int:
         return tokens
 
-    def accept(self, seq: Sequence, drafts: int) -> int:
+    def accept(self, seq: Sequence, drafts: int, *, padded: bool) -> int:
         return 0
 
 
 @dataclass(frozen=True)
 class AdaptiveTokens:
     """A request's k follows its own acceptance: after each `window` rounds, one more token where
-    more than `raise_above` of the drafts were accepted, one less below `lower_below`."""
+    more than `raise_above` of the drafts were accepted, one less below `lower_below`. A round is
+    under way by then, and keeps the number it has."""
 
     window: int = 10
     raise_above: float = 0.8
@@ -185,7 +186,9 @@ class Speculator:
 
     # ---------------------------------------------------------------- what becomes of them
 
-    def accept(self, seq: Sequence, drafts: int) -> int:
+    def accept(self, seq: Sequence, drafts: int, *, padded: bool) -> int:
+        if padded:
+            return 0
         s = self._settings
         accepted = self._luck(seq)
         seq.rounds += 1
@@ -207,9 +210,12 @@ class Speculator:
         the token that the target adds is another than the drafter's; or there were none."""
         if not self._settings.ahead:
             return 0
-        spec = plan.spec
-        kept = sum(1 for seq in plan.emitting if seq in spec and self._luck(seq) > spec[seq])
-        return len(plan.emitting) - kept
+        kept = [
+            seq
+            for seq, drafts in plan.spec.items()
+            if seq in plan.emitting and seq not in plan.padded and self._luck(seq) > drafts
+        ]
+        return len(plan.emitting) - len(kept)
 
     def _luck(self, seq: Sequence) -> int:
         at = seq.output_tokens - 1 if seq.luck_by_position else seq.rounds
