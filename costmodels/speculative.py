@@ -25,6 +25,10 @@ from servecast.costmodels.specs import HardwareSpec, ModelSpec
 #: SpecDecode-Bench, arXiv 2601.11580). Suffix lookups are taken to cost the same.
 LOOKUP_SHARE = 0.005875
 
+#: Contexts of an octave between which drafting is interpolated: 3 % apart, and what depends on
+#: context is a small part of drafting.
+CELLS = 32
+
 #: Bytes of a token number.
 TOKEN_BYTES = 4
 
@@ -80,8 +84,31 @@ class Layers:
         self._cost = cost
         self._widths = tuple(widths)
         self._at_once = at_once
+        #: by sequences, tokens and passes, and by context
+        self._known: dict[tuple[int, int, tuple[int, ...], int], tuple[float, float, float]] = {}
 
     def draft(self, shape: StepShape, verify_s: float) -> tuple[float, float, float]:
+        """Exact for a step with prompts; between two of 32 contexts an octave where it only
+        verifies, which a run does in nearly every step."""
+        prefills, decodes, tokens, context, _, passes, drafted, _ = shape
+        if prefills or drafted != context or context < CELLS or not passes:
+            return self._priced(shape)
+        width = 1 << (context.bit_length() - CELLS.bit_length())
+        low = context & -width
+        ends = []
+        for at in (low, low + width):
+            key = decodes, tokens, passes, at
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._priced(
+                    StepShape((), decodes, tokens, at, 0, passes, at)
+                )
+            ends.append(found)
+        (s, f, m), (s_after, f_after, m_after) = ends
+        share = (context - low) / width
+        return s + share * (s_after - s), f + share * (f_after - f), m + share * (m_after - m)
+
+    def _priced(self, shape: StepShape) -> tuple[float, float, float]:
         passes = shape.draft_passes
         first = passes[0] if passes else 0
         prefills, decodes, tokens, context = shape[:4]

@@ -80,7 +80,7 @@ def _binned(trace: Trace, start: int, edges: FloatArray) -> Timeline:
     kv_share = steps["kv_blocks"] / max(1, trace.kv_blocks)
     kv_mean = _mean(trace, kv_share, edges)
     per_s = NS_PER_S / width
-    decoded = _amount(trace, steps["decodes"] * steps["steps"], edges)
+    decoded = _amount(trace, steps["decoded_tokens"], edges)
     return Timeline(
         edges_s=(edges - start) / NS_PER_S,
         running=_mean(trace, steps["running"], edges),

@@ -144,7 +144,7 @@ def pressure(trace: Trace, limits: SchedulerLimits) -> dict[str, float]:
     steps = trace.steps
     spans = (steps["end_ns"] - steps["start_ns"]).astype(float)
     total = spans.sum()
-    tokens = steps["prefill_tokens"] + steps["decodes"]
+    tokens = steps["prefill_tokens"] + steps["decode_tokens"]
     queued = steps["waiting"] > 0
     held = {
         "waiting": queued,

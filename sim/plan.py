@@ -1,6 +1,6 @@
 """What bounds a step, and what a step was decided to be."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -76,6 +76,10 @@ class StepPlan:
     padded : of those sequences, the ones whose drafts are padding
     draft_passes : sequences that draft a token in each pass of the drafter after the step
     draft_context_tokens : KV tokens of those sequences, once the step is done
+    emitting : where every sequence is walked, those that emit, with the drafts they verify
+    verifying : of those that decode, where that was added up: how many, their tokens, and the KV
+        tokens that they read
+    stale : some of its sequences have lost their place since
     completing : sequences outside the aggregate that emit a token in this step
     finishing : sequences whose last token is in this step
     admitted, resumed : sequences that enter, with the tokens they found cached
@@ -102,9 +106,11 @@ class StepPlan:
         "resumed",
         "scheduled",
         "spec",
+        "stale",
         "steps",
         "swapped",
         "unsettled",
+        "verifying",
     )
 
     def __init__(self, number: int) -> None:
@@ -120,7 +126,9 @@ class StepPlan:
         self.padded: SequenceABC[Sequence] = ()
         self.draft_passes: tuple[int, ...] = ()
         self.draft_context_tokens = 0
-        self.emitting: Collection[Sequence] = ()
+        self.emitting: Mapping[Sequence, int] = _NOTHING
+        self.verifying: tuple[int, int, int] | None = None
+        self.stale = False
         self.completing: SequenceABC[Sequence] = ()
         self.finishing: SequenceABC[Sequence] = ()
         self.admitted: SequenceABC[tuple[Sequence, int]] = ()

@@ -30,12 +30,19 @@ Durations = list[int] | npt.NDArray[np.int64]
 class _Flight:
     """A plan under way: how long each of its steps takes, and how many of them are over."""
 
-    __slots__ = ("cost", "done", "durations_ns", "plan")
+    __slots__ = ("cost", "done", "durations_ns", "plan", "shape")
 
-    def __init__(self, plan: StepPlan, durations_ns: Durations, cost: StepCost | None) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        durations_ns: Durations,
+        cost: StepCost | None = None,
+        shape: StepShape | None = None,
+    ) -> None:
         self.plan = plan
         self.durations_ns = durations_ns
         self.cost = cost
+        self.shape = shape
         self.done = 0
 
 
@@ -227,12 +234,13 @@ class Replica:
     def _price(self, plan: StepPlan, in_flight: deque[_Flight]) -> _Flight:
         """Time of a plan; of a uniform one also of the steps that may be planned alike."""
         if plan.chunks or plan.swapped:
-            cost = self.cost.step(_shape(plan, self.speculator))
+            shape = _shape(plan, self.speculator)
+            cost = self.cost.step(shape)
             if plan.swapped:
                 cost = cost._replace(swap_s=plan.swapped * self._swap_block_s)
             if not in_flight and self._idle_host_s > cost.host_s:
                 cost = cost._replace(host_s=self._idle_host_s)
-            return _Flight(plan, [cost.total_ns], cost)
+            return _Flight(plan, [cost.total_ns], cost, shape)
         decode, least_ns = self._decode_cost(plan.decodes)
         alike = 0
         if (
@@ -244,7 +252,7 @@ class Replica:
             if alike:
                 # No step is shorter than one without context: no more than these can start.
                 alike = min(alike, (self._horizon_ns() - self.env.now) // least_ns + 1)
-        return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1), None)
+        return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1))
 
     def _reach(self, in_flight: deque[_Flight]) -> int:
         """When to wake up; the newest plan is extended over the steps planned until then.
@@ -296,28 +304,20 @@ class Replica:
         plan = oldest.plan
         durations = oldest.durations_ns
         scheduler = self.scheduler
-        self.recorder.interval(
-            (
-                end - _total(durations),
-                end,
-                plan.steps,
-                len(scheduler.running),
-                len(scheduler.waiting),
-                sum([chunk[1] for chunk in plan.chunks]) if plan.chunks else 0,
-                plan.decodes,
-                plan.context_tokens,
-                scheduler.pool.blocks - scheduler.pool.free,
-                len(plan.preempted),
-            ),
-            durations,
-            plan.decodes if scheduler.streams else 0,
-            oldest.cost,
-        )
+        shape = oldest.shape
+        prompt_tokens = sum([new for new, _ in shape.prefills]) if shape is not None else 0
+        decodes = tokens = plan.decodes
+        context = plan.context_tokens
+        if shape is not None:
+            decodes, tokens, context = shape[1:4]
+        before = len(scheduler.running), len(scheduler.waiting)
+        blocks = scheduler.pool.blocks - scheduler.pool.free
         control = self.control
         if control is not None:
             self._watch(control, plan, durations[oldest.done :], end)
         gaps: dict[int, int] = {}
-        for seq, _ in scheduler.commit(plan):
+        decoded = plan.decodes * plan.steps
+        for seq, new in scheduler.commit(plan):
             if seq.first_token_ns < 0:
                 seq.first_token_ns = end
                 if control is not None and control.settings.metric == "ttft":
@@ -325,7 +325,26 @@ class Replica:
             else:
                 gap = end - seq.last_token_ns
                 gaps[gap] = gaps.get(gap, 0) + 1
+                decoded += new
             seq.last_token_ns = end
+        self.recorder.interval(
+            (
+                end - _total(durations),
+                end,
+                plan.steps,
+                *before,
+                prompt_tokens,
+                decodes,
+                tokens,
+                decoded,
+                context,
+                blocks,
+                len(plan.preempted),
+            ),
+            durations,
+            plan.decodes if scheduler.streams else 0,
+            oldest.cost,
+        )
         for gap, count in gaps.items():
             self.recorder.gaps(gap, count)
         for seq in plan.unsettled:
@@ -390,13 +409,16 @@ def _shape(plan: StepPlan, speculator: Speculator | None) -> StepShape:
     decodes = tokens = plan.decodes
     context = plan.context_tokens
     spec = plan.spec
-    for seq, new, computed in plan.chunks:
-        if new == 1 + spec.get(seq, 0) and computed >= seq.prompt_tokens:
-            decodes += 1
-            tokens += new
-            context += computed + new
-        else:
-            prefills.append((new, computed))
+    if plan.verifying is not None:
+        decodes, tokens, context = plan.verifying
+    else:
+        for seq, new, computed in plan.chunks:
+            if new == 1 + spec.get(seq, 0) and computed >= seq.prompt_tokens:
+                decodes += 1
+                tokens += new
+                context += computed + new
+            else:
+                prefills.append((new, computed))
     sampled = plan.decodes + len(plan.completing or plan.emitting)
     if speculator is None:
         return StepShape(tuple(prefills), decodes, tokens, context, sampled)

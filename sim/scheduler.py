@@ -5,10 +5,14 @@ scheduling the next step is planned before the output of the last one is committ
 those recorded from vLLM 0.32.0; `docs/parity.md` lists them with the traces that hold them.
 
 Two ways lead to the same plan. `_walk` visits every running sequence in order, as vLLM does: it
-is the reference, and it alone can preempt, let the budget bind in the middle, or schedule
-drafts. `_plan_aggregate` serves the common step in which every running sequence gets what it
-wants: decodes are counted, not visited. It steps aside whenever the order could matter.
+is the reference, and it alone can preempt or let the budget bind in the middle.
+`_plan_aggregate` serves the common step in which every running sequence gets what it wants: decodes
+are counted, not visited. It steps aside whenever the order could matter. With drafts every
+sequence has luck of its own and is visited; where all get what they want, `_walk_together` adds
+their wants up first.
 """
+
+from collections.abc import Iterable
 
 from servecast.sim.blocks import SequenceBlocks
 from servecast.sim.decodes import DecodeAggregate
@@ -282,7 +286,7 @@ class Scheduler:
     def _walk(self, plan: StepPlan) -> None:
         """Plan a step as vLLM does, one running sequence after the other."""
         limits = self.limits
-        if not self.aggregate and self._walk_together(plan):
+        if limits.spec_method and self._walk_together(plan):
             return
         before = self._dissolve() if self.aggregate else []
         slots = limits.draft_slots
@@ -368,6 +372,7 @@ class Scheduler:
             self.pool.take(need)
         spec: dict[Sequence, int] = {}
         naming = limits.enable_prefix_caching
+        decodes = verified = context = 0
         for seq, tokens, more in wanted:
             if more > 0:
                 seq.blocks += more
@@ -376,17 +381,24 @@ class Scheduler:
             if naming and (upto if upto < known else known) // size > len(seq.handles):
                 kv.name(seq, min(upto, known))
             drafts = seq.drafts
+            made = 0
             if drafts:
                 made = upto - known - seq.placeholders
                 if made > 0:
-                    spec[seq] = made if made < drafts else drafts
+                    spec[seq] = made = made if made < drafts else drafts
                 seq.drafts = 0
+            if tokens == 1 + made and computed >= seq.prompt_tokens:
+                decodes += 1
+                verified += tokens
+                context += upto
         plan.chunks = [(seq, tokens, seq.computed_tokens) for seq, tokens, _ in wanted]
         plan.scheduled = {seq: tokens for seq, tokens, _ in wanted}
         plan.spec = spec
         if self.waiting:
             budget = left + slots * len(wanted)
             self._admit(plan, budget, left, pads=not prefilling, decoding=bool(wanted))
+        elif decodes == len(wanted):
+            plan.verifying = decodes, verified, context
         self._advance_walk(plan)
         return True
 
@@ -436,7 +448,8 @@ class Scheduler:
         self.kv.release(seq)
         seq.computed_tokens = 0
         seq.drafts = 0
-        seq.stale = in_flight is not None and seq.scheduled_step == in_flight.number
+        if in_flight is not None and seq.scheduled_step == in_flight.number:
+            seq.stale = in_flight.stale = True
         seq.placeholders = 0
         seq.preemptions += 1
         seq.status = PREEMPTED
@@ -485,7 +498,7 @@ class Scheduler:
         alike: int | None = 0
         if self.limits.spec_method:
             alike = self._drafting.begin(len(self.running), self._context_tokens)
-        emitting: set[Sequence] = set()
+        emitting: dict[Sequence, int] = {}
         context = 0
         for seq, tokens, _ in plan.chunks:
             seq.computed_tokens = computed = seq.computed_tokens + tokens
@@ -493,10 +506,10 @@ class Scheduler:
             seq.prefilling = prefilling = computed < seq.known_tokens + seq.placeholders
             if prefilling:
                 continue
-            emitting.add(seq)
+            emitting[seq] = drafts = spec.get(seq, 0)
             context += computed
             if late:
-                seq.placeholders += 1 + spec.get(seq, 0)
+                seq.placeholders += 1 + drafts
             if alike is not None:
                 seq.drafting = alike
                 if late:
@@ -508,7 +521,7 @@ class Scheduler:
             plan.draft_passes = (len(emitting),) * min(alike, self._drafting.depth)
             plan.draft_context_tokens = context
 
-    def _draft_unlike(self, plan: StepPlan, emitting: set[Sequence]) -> None:
+    def _draft_unlike(self, plan: StepPlan, emitting: Iterable[Sequence]) -> None:
         """Let each sequence draft as many tokens as it may."""
         counts = [0] * self._drafting.depth
         for seq in emitting:
@@ -637,15 +650,18 @@ class Scheduler:
             limits.enable_prefix_caching,
         )
         proposes = limits.spec_method is not None and not late
-        emitting, spec = plan.emitting, plan.spec
         delivered: list[tuple[Sequence, int]] = []
         finishing: list[Sequence] = []
-        for seq, _ in plan.entries():
-            stale, seq.stale = seq.stale, False
-            if seq not in emitting or seq.status == FINISHED:
+        stales: set[Sequence] = set()
+        if plan.stale:
+            stales = {seq for seq, _ in plan.entries() if seq.stale}
+            for seq in stales:
+                seq.stale = False
+        for seq, drafts in plan.emitting.items():
+            if seq.status == FINISHED:
                 continue
+            stale = seq in stales
             new = 1
-            drafts = spec.get(seq, 0)
             if drafts:
                 padded = seq in plan.padded
                 accepted = drafting.accept(seq, drafts, padded=padded)

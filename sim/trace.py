@@ -36,6 +36,8 @@ STEP_COLUMNS = (
     "waiting",
     "prefill_tokens",
     "decodes",
+    "decode_tokens",
+    "decoded_tokens",
     "context_tokens",
     "kv_blocks",
     "preemptions",
@@ -53,6 +55,8 @@ class Trace:
         times that never came are -1
     steps : column name (`STEP_COLUMNS`) to int64 array, and `<part>_s` (`PARTS` of
         `servecast.costmodels.shape`) to float64 array: seconds of the interval by part.
+        `decodes` sequences bring `decode_tokens` to each step (more than `decodes` where drafts are
+        verified) and get `decoded_tokens` over all of them.
         A row covers `steps` steps; `running`, `waiting` and `kv_blocks` are taken at its end,
         before its output is processed (with asynchronous scheduling after the next plan)
     gap_ns, gap_count : gaps between tokens of one sequence, as value and multiplicity

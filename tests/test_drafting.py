@@ -604,3 +604,11 @@ def test_drafts_of_a_step_add_up() -> None:
     mixed = StepShape((), 3, 9, 300, 9, (3, 2, 2, 1), 300)
     assert work.draft(mixed, 0.0)[0] == pytest.approx(0.004)
     assert np.isclose(work.draft(StepShape((), 3, 3, 300, 3), 0.0)[0], 0.0)
+
+
+def test_drafting_between_two_contexts_is_nearly_what_it_is() -> None:
+    drafter = drafter_of("eagle", LLAMA, CHAIN)
+    work = Layers(roofline(drafter.model), CHAIN)
+    for n, context in ((1, 700), (8, 300), (64, 3000)):
+        asked = StepShape((), n, 5 * n, n * context, 5 * n, (n,) * 4, n * context)
+        assert work.draft(asked, 0.0)[0] == pytest.approx(work._priced(asked)[0], rel=2e-3)

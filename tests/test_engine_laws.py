@@ -80,6 +80,8 @@ def assert_same_run(a: Trace, b: Trace) -> None:
     assert a.end_ns == b.end_ns
     assert a.flops == pytest.approx(b.flops) and a.bytes == pytest.approx(b.bytes)
     assert sum(a.steps["steps"]) == sum(b.steps["steps"])
+    for name in ("prefill_tokens", "decoded_tokens"):
+        assert a.steps[name].sum() == b.steps[name].sum(), name
     np.testing.assert_array_equal(busy_ns(a), busy_ns(b))
 
 

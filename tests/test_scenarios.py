@@ -337,13 +337,14 @@ def test_bundled_scenarios_are_good(path: Path) -> None:
     assert text.startswith("# yaml-language-server: $schema=../scenario.schema.json\n")
     assert scenario.name == path.stem
     assert scenario.description
-    assert scenario.sla
+    # What serves a claim about speculation asks for no limits.
+    assert scenario.sla or path.stem.startswith("speculation-")
 
 
 def test_bundled_scenarios_cover_five_loads_on_three_devices() -> None:
     loads: dict[str, set[str]] = {}
     for path in LIBRARY:
-        if path.stem == "cpu-replay":
+        if path.stem.startswith(("cpu-replay", "speculation-")):
             continue
         scenario = load_scenario(path).scenario
         kind = next(k for k in ("chat", "code", "rag", "reasoning", "batch") if k in path.stem)

@@ -174,6 +174,10 @@ def test_nothing_is_lost_and_time_goes_forward(
     assert (rows["accepted_tokens"] <= rows["draft_tokens"]).all()
     # A round emits one token more than it accepts, and no more than are asked for.
     assert (rows["draft_rounds"][done] < rows["output_tokens"][done].clip(2)).all()
+    # Every token is somebody's first, or was decoded in some step.
+    given = int(trace.steps["decoded_tokens"].sum()) + int((rows["first_token_ns"] >= 0).sum())
+    assert given == int(rows["output_tokens"].sum())
+    assert (trace.steps["decode_tokens"] >= trace.steps["decodes"]).all()
     assert (rows["finish_ns"][done] >= rows["first_token_ns"][done]).all()
     assert (rows["first_token_ns"][done] > rows["arrival_ns"][done]).all()
     again = serve(requests, bounds, how, cost)
