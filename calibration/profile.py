@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from servecast.calibration.fabric import FabricFit
 from servecast.costmodels.affine import StepConstants
 from servecast.costmodels.efficiency import Efficiency
 from servecast.costmodels.kernels import Kernels
@@ -23,6 +24,7 @@ class Profile:
     host_layer_s : launching one layer's kernels, without CUDA graphs; None: `efficiency` has it
     kernels : measured ones; the efficiency stands for what they do not cover
     steps : constants of whole steps, in place of everything else
+    fabric : constants of an SRAM device, likewise
     """
 
     efficiency: Efficiency = field(default_factory=Efficiency)
@@ -31,6 +33,7 @@ class Profile:
     host_layer_s: float | None = None
     kernels: Kernels | None = None
     steps: StepConstants | None = None
+    fabric: FabricFit | None = None
 
     def slower(self, factor: float) -> "Profile":
         """With every measured kernel taking `factor` times as long."""
@@ -43,6 +46,8 @@ class Profile:
         """What a report says of these figures."""
         if self.steps is not None:
             return self.steps.label
+        if self.fabric is not None:
+            return self.fabric.label
         return self.efficiency.label if self.kernels is None else self.kernels.label
 
 

@@ -41,6 +41,9 @@ HARDWARE_UNITS = {
     "block_size_multiple": ("block_size_multiple", 1),
     "default_block_size": ("default_block_size", 1),
     "max_cudagraph_capture_size": ("max_cudagraph_capture_size", 1),
+    "cores": ("cores", 1),
+    "hop_ns": ("hop_s", 1e-9),
+    "word_ns": ("word_s", 1e-9),
 }
 
 HARDWARE_TEXT = ("vendor", "kind", "source")
@@ -54,6 +57,7 @@ WHOLE = (
     "block_size_multiple",
     "default_block_size",
     "max_cudagraph_capture_size",
+    "cores",
 )
 
 

@@ -187,6 +187,8 @@ class HardwareSpec:
     compute_capability : NVIDIA's number of the architecture, such as 8.9; 0 elsewhere
     block_size_multiple : KV blocks that the attention backend takes: every multiple of this
     max_cudagraph_capture_size : vLLM's default ceiling, in tokens
+    cores, hop_s, word_s : of an SRAM device: places on its fabric, from one to the next, and to
+        move a 16-bit number over one link; 0 elsewhere
     source : where the facts are from
     """
 
@@ -210,6 +212,9 @@ class HardwareSpec:
     block_size_multiple: int = 16
     default_block_size: int = 16
     max_cudagraph_capture_size: int = 512
+    cores: int = 0
+    hop_s: float = 0.0
+    word_s: float = 0.0
 
     def peak_flops_per_s(self, compute: str = "16bit") -> float:
         """Peak for "16bit", "fp8", "int8" or "fp4".

@@ -84,6 +84,13 @@ def _facts(summary: Mapping[str, Any], facts: RunFacts) -> "Table":
     return table
 
 
+def _each(summary: Mapping[str, Any]) -> str:
+    """Output tokens of a user and of a device."""
+    user = summary["output_tokens_per_s_per_user"]
+    told = "" if user is None else f"{units.significant(user)} output tokens/s a user, "
+    return f"{told}{units.significant(summary['output_tokens_per_s_per_device'])} a device"
+
+
 def _fill(kv: Mapping[str, Any]) -> str:
     """How full the taken blocks are, where it was seen."""
     return "" if kv["fill"] is None else f", taken blocks {units.percent(kv['fill'])} full"
@@ -101,7 +108,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "throughput",
         f"{units.significant(summary['requests_per_s'])} requests/s, "
         f"{units.significant(summary['output_tokens_per_s'])} output tokens/s, "
-        f"{units.significant(summary['total_tokens_per_s'])} tokens/s in all",
+        f"{units.significant(summary['total_tokens_per_s'])} tokens/s in all; "
+        f"{_each(summary)}",
     )
     yield (
         "kv cache",
@@ -115,10 +123,12 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for part, name in units.MEMORY_NAMES.items()
     ]
     yield "memory", f"{', '.join(parts)}, of {units.gibibytes(memory['total_bytes'])}"
-    use = summary["utilisation"]
+    use, pipeline = summary["utilisation"], summary.get("pipeline")
     yield (
         "device",
-        f"busy {units.percent(use['device_busy'])}, MFU {units.percent(use['mfu'])}, "
+        f"busy {units.percent(use['device_busy'])}, {units.pipeline(pipeline)}"
+        if pipeline is not None
+        else f"busy {units.percent(use['device_busy'])}, MFU {units.percent(use['mfu'])}, "
         f"memory bandwidth {units.percent(use['bandwidth'])}",
     )
     share = summary["step_time_share"]
@@ -128,6 +138,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if share[part] >= LEAST_SHARE
     ]
     yield "step time", ", ".join(parts) or units.NONE
+    if "calibration_interval" in summary:
+        yield "interval", units.spans(summary["calibration_interval"])
     yield from _speculation(summary.get("speculation"))
     for name, entry in summary.get("classes", {}).items():
         ttft, e2e = entry["ttft_s"], entry["e2e_s"]

@@ -43,9 +43,15 @@ def _header(summary: Mapping[str, Any], facts: RunFacts) -> str:
         f'<p class="lead"><b>{escape(facts.model)}</b> on '
         f"<b>{facts.devices} &times; {escape(facts.hardware)}</b></p>\n"
         f"<p>{_reading(summary)}</p>\n"
-        f'<p class="note {kind}"><b>{word} step times:</b> {escape(facts.calibration)}.</p>\n'
-        "</header>"
+        f'<p class="note {kind}"><b>{word} step times:</b> {escape(facts.calibration)}.'
+        f"{_span(summary)}</p>\n</header>"
     )
+
+
+def _span(summary: Mapping[str, Any]) -> str:
+    """What the calibration leaves open, where it says so."""
+    block = summary.get("calibration_interval")
+    return "" if block is None else f" Left open {escape(units.spans(block))}."
 
 
 def _reading(summary: Mapping[str, Any]) -> str:
@@ -104,7 +110,10 @@ def _cards(summary: Mapping[str, Any]) -> str:
         card(
             "Device busy",
             units.percent(use["device_busy"]),
-            f"MFU {units.percent(use['mfu'])}, bandwidth {units.percent(use['bandwidth'])}",
+            f"MFU {units.percent(use['mfu'])}, bandwidth {units.percent(use['bandwidth'])}"
+            if "pipeline" not in summary
+            else f"{units.percent(summary['pipeline']['fill'])} of "
+            f"{summary['pipeline']['slots']:.1f} slots filled",
         ),
         card(
             "KV cache at its peak",

@@ -45,6 +45,15 @@ HEADLINES = {
     "preemptions": ("preemptions",),
 }
 
+#: Of what a calibration leaves open, where it says so.
+SPAN_METRICS = {
+    "ttft_mean_s": ("ttft_s", "mean"),
+    "tpot_mean_s": ("tpot_s", "mean"),
+    "e2e_mean_s": ("e2e_s", "mean"),
+    "e2e_p95_s": ("e2e_s", "p95"),
+    "output_tokens_per_s": ("output_tokens_per_s",),
+}
+
 #: The same where the deployment speculates.
 SPECULATION_HEADLINES = {
     "acceptance_rate": ("speculation", "acceptance_rate"),
@@ -70,6 +79,8 @@ class RunFacts:
     calibration : what the step times rest on, in words
     engine : every flag with its value
     acceptance : what the acceptance of drafts rests on; empty without speculation
+    pipeline : of an SRAM device: wafers, stages, slots (tokens in flight at most), seconds of a
+        token and of the slowest stage; None elsewhere
     """
 
     name: str
@@ -91,6 +102,7 @@ class RunFacts:
     engine: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     acceptance: str = ""
+    pipeline: Mapping[str, float] | None = None
 
     @property
     def calibrated(self) -> bool:
@@ -116,6 +128,7 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
         "output_tokens_per_s": _rate(output_tokens, duration_s),
         "total_tokens_per_s": _rate(tokens, duration_s),
         "requests_per_s": _rate(len(done["request"]), duration_s),
+        "output_tokens_per_s_per_device": _rate(output_tokens, duration_s) / facts.devices,
         "duration_s": duration_s,
         "preemptions": int(rows["preemptions"].sum()),
         "prefix_hit_tokens": int(rows["prefix_hit_tokens"].sum()),
@@ -124,12 +137,17 @@ def summarise(trace: Trace, facts: RunFacts) -> dict[str, Any]:
         "utilisation": _utilisation(trace, facts, duration_s),
         "step_time_share": _step_time_share(trace),
     }
+    gap_s = summary["tpot_s"]["mean"]
+    # What one user sees: none of this where no request has a second token.
+    summary["output_tokens_per_s_per_user"] = 1 / gap_s if gap_s else None
     summary["sla"] = _verdict(summary, facts.sla)
     classes = {
         name: _class_summary(trace, number, facts.class_sla.get(name, facts.sla), duration_s)
         for number, name in enumerate(trace.class_names)
     }
     summary["goodput_per_s"] = sum(entry["goodput_per_s"] for entry in classes.values())
+    if facts.pipeline is not None:
+        summary["pipeline"] = {**facts.pipeline, "fill": _fill(trace, facts.pipeline)}
     if facts.acceptance:
         summary["speculation"] = speculation_block(trace, facts.acceptance)
         for number, entry in enumerate(classes.values()):
@@ -263,6 +281,15 @@ def _utilisation(trace: Trace, facts: RunFacts, duration_s: float) -> dict[str, 
         "mfu": _rate(trace.flops / facts.peak_flops_per_s, engine_s),
         "bandwidth": _rate(trace.bytes / facts.bandwidth_bytes_per_s, engine_s),
     }
+
+
+def _fill(trace: Trace, pipeline: Mapping[str, float]) -> float:
+    """Share of the slots that hold a token, over the time in steps."""
+    steps = trace.steps
+    tokens = steps["prefill_tokens"] + steps["decode_tokens"] * steps["steps"]
+    time_s = float((steps["end_ns"] - steps["start_ns"]).sum()) / NS_PER_S
+    worked_s = float(tokens.sum()) * pipeline["slowest_stage_s"]
+    return min(1.0, worked_s / time_s) if time_s else 0.0
 
 
 def _step_time_share(trace: Trace) -> dict[str, float]:

@@ -55,11 +55,21 @@ def device(summary: Mapping[str, Any]) -> str:
     """What the device was busy with."""
     share = summary["step_time_share"]
     use = summary["utilisation"]
-    rows = [
-        ("Device at work", units.percent(use["device_busy"])),
-        ("Of peak FLOP/s (MFU)", units.percent(use["mfu"])),
-        ("Of memory bandwidth", units.percent(use["bandwidth"])),
-    ]
+    rows = [("Device at work", units.percent(use["device_busy"]))]
+    pipeline = summary.get("pipeline")
+    if pipeline is None:
+        rows += [
+            ("Of peak FLOP/s (MFU)", units.percent(use["mfu"])),
+            ("Of memory bandwidth", units.percent(use["bandwidth"])),
+        ]
+    else:
+        rows += [
+            ("Slots filled", units.percent(pipeline["fill"])),
+            ("Slots (tokens in flight at most)", f"{pipeline['slots']:.1f}"),
+            ("Stages", f"{pipeline['stages']:,} on {pipeline['wafers']:,} wafers"),
+            ("A token", units.seconds(pipeline["token_latency_s"])),
+            ("Slowest stage", units.seconds(pipeline["slowest_stage_s"])),
+        ]
     utilisation = table(("Utilisation", "Share of the run"), rows)
     return section(
         "Where step time goes",

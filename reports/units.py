@@ -43,6 +43,15 @@ SPEEDUP_NAMES = {
     "output_tokens_per_s": "output tokens/s",
 }
 
+#: What a calibration may leave open, in words.
+SPAN_NAMES = {
+    "ttft_mean_s": "mean time to first token",
+    "tpot_mean_s": "mean gap of a request",
+    "e2e_mean_s": "end to end, mean",
+    "e2e_p95_s": "end to end, P95",
+    "output_tokens_per_s": "output tokens/s",
+}
+
 #: Unit, its size in seconds, and the shortest duration told in it.
 UNITS = (("h", 3600.0, 7200.0), ("min", 60.0, 600.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
 
@@ -111,6 +120,26 @@ def percent(share: float | None) -> str:
 def times(factor: float | None) -> str:
     """How many times as fast: 1.5 is x1.50."""
     return NONE if factor is None else f"x{factor:.2f}"
+
+
+def pipeline(block: Mapping[str, Any]) -> str:
+    """Stages of an SRAM device, and how full they are."""
+    wafers, stages = block["wafers"], block["stages"]
+    return (
+        f"{stages:,} stages on {wafers:,} {'wafer' if wafers == 1 else 'wafers'}, "
+        f"{percent(block['fill'])} of {block['slots']:.1f} slots filled; a token takes "
+        f"{seconds(block['token_latency_s'])}"
+    )
+
+
+def spans(block: Mapping[str, Any]) -> str:
+    """What a calibration leaves open, metric by metric."""
+    told = (
+        f"{SPAN_NAMES[name]} {headline(name, low)} to {headline(name, high)}"
+        for name, (low, high) in block.items()
+        if low is not None
+    )
+    return f"by the calibration: {', '.join(told)}"
 
 
 def gibibytes(value: float) -> str:

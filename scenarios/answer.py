@@ -104,6 +104,9 @@ def _device_words(summary: Mapping[str, Any]) -> str:
     if share["host"] >= 0.3:
         host = f"{share['host'] * 100:.0f} %"
         return f"the host: {host} of step time is scheduling and input preparation"
+    if "pipeline" in summary:
+        pipeline = summary["pipeline"]
+        return f"the pipeline: {pipeline['fill'] * 100:.0f} % of its slots are filled"
     if use["bandwidth"] >= use["mfu"]:
         return f"memory bandwidth: {use['bandwidth'] * 100:.0f} % of the datasheet's is used"
     return f"compute: {use['mfu'] * 100:.0f} % of the datasheet's peak is used"

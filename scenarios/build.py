@@ -7,11 +7,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from servecast.calibration.fabric import bundled_fabric, fit_of
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.steps import load_steps
 from servecast.costmodels.affine import Affine, AffineDraft, StepConstants
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
-from servecast.costmodels.drafting import Drafter
+from servecast.costmodels.drafting import Drafter, drafter_bytes
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
@@ -25,7 +26,8 @@ from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S, CostModel
 from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
-from servecast.costmodels.speculative import Speculative
+from servecast.costmodels.speculative import DraftWork, Heads, Layers, Lookup, Speculative
+from servecast.costmodels.sram_memory import plan_sram
 from servecast.costmodels.versions import (
     ASYNC_SINCE,
     BUDGET_BOUNDED_SINCE,
@@ -37,6 +39,14 @@ from servecast.costmodels.versions import (
     default_gpu_memory_utilization,
     parse_version,
     runs_v0,
+)
+from servecast.costmodels.wafer import (
+    FabricConstants,
+    Placement,
+    Wafer,
+    on_a_share,
+    place,
+    terms_of,
 )
 from servecast.scenarios.bootlog import BootLog, read_boot_log
 from servecast.scenarios.drafting import (
@@ -56,6 +66,12 @@ from servecast.sim.request import RequestTable
 from servecast.sim.speculation import Speculation
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
+#: Tokens that an SRAM device must hold where nothing is said of the longest request.
+USUAL_LENGTH = 8192
+
+#: Hardware whose only memory is SRAM.
+SRAM = "sram"
+
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults)
 #: where there is no GPU; `versions.batch_defaults` has those.
 CPU = (2048, 128)
@@ -74,6 +90,8 @@ class Setup:
     flags : as they were asked for
     engine : every flag with its value, defaults resolved
     drafter : of speculative decoding, whatever device it is on
+    wafers : as they were asked for; None for as few as hold the model
+    placement : on an SRAM device
     """
 
     checkpoint: ModelSpec
@@ -84,6 +102,13 @@ class Setup:
     engine: dict[str, Any]
     memory: EngineMemory
     drafter: Drafter | None = None
+    wafers: int | None = None
+    placement: Placement | None = None
+
+    @property
+    def devices(self) -> int:
+        """Of one replica."""
+        return self.parallel.devices if self.placement is None else self.placement.units
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
@@ -96,6 +121,8 @@ class Setup:
 
         Raises InputError for a split or a block size that vLLM refuses.
         """
+        if self.placement is not None:
+            return plan_sram(self.model, self.hardware, self.memory, self.placement)
         return plan_memory(self.model, self.hardware, self.memory)
 
     def changed(self, **flags: Any) -> "Setup":
@@ -104,7 +131,7 @@ class Setup:
         Raises InputError for what vLLM would refuse.
         """
         asked = self.flags.model_copy(update=flags)
-        return setup_of(self.checkpoint, self.hardware, asked)
+        return setup_of(self.checkpoint, self.hardware, asked, self.wafers)
 
 
 @dataclass(frozen=True)
@@ -129,10 +156,13 @@ class Deployment:
     speculative: SpeculativeConfig | None = None
     draft_hardware: HardwareSpec | None = None
     draft_devices: int = 0
+    wafer: Wafer | None = None
 
     @property
     def devices(self) -> int:
         """Of one replica, a drafter's own included."""
+        if self.wafer is not None:
+            return self.wafer.placement.units
         return self.parallel.devices + self.draft_devices
 
     @property
@@ -206,6 +236,14 @@ def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
     Raises InputError for a profile that cannot be read, or is another device's.
     """
     asked = loaded.scenario.profile
+    if setup.placement is not None:
+        if base.fabric is not None:
+            return base
+        named = None if asked in (None, NONE) else beside(str(asked), loaded.path)
+        found = bundled_fabric() if named is None else fit_of(named)
+        if found is None:
+            raise InputError(f"profile: {asked} is none of an SRAM device")
+        return replace(base, fabric=found)
     steps = None if asked is None else load_steps(beside(asked, loaded.path))
     if steps is not None:
         return replace(base, steps=_fitting(steps, setup))
@@ -233,6 +271,20 @@ def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
     return steps
 
 
+def bounds_of(loaded: LoadedScenario, deployment: Deployment) -> list[Deployment]:
+    """The same with the fastest and the slowest constants that have the speeds they were fitted to;
+    empty where steps do not rest on such constants."""
+    wafer, fabric = deployment.wafer, deployment.profile.fabric
+    if wafer is None or fabric is None:
+        return []
+    terms = terms_of(deployment.model, deployment.hardware, wafer.placement)
+    ends = fabric.extremes(terms)
+    return [
+        build(loaded, replace(deployment.profile, fabric=replace(fabric, constants=constants)))
+        for constants in ends
+    ]
+
+
 def profile_name(setup: Setup, loaded: LoadedScenario) -> str | None:
     """Name or path of the profile that a scenario runs with; None for generic efficiencies."""
     asked = loaded.scenario.profile
@@ -258,7 +310,15 @@ def _set_up(loaded: LoadedScenario) -> Setup:
     hardware = load_hardware(beside(scenario.hardware, loaded.path))
     overrides = scenario.engine.hf_overrides or {}
     model = load_model(beside(scenario.model, loaded.path), overrides)
-    return setup_of(model, hardware, _located(scenario.engine, loaded.path))
+    wafers = scenario.wafers
+    if wafers is not None and hardware.kind != SRAM:
+        raise InputError(f"wafers: {hardware.name} is no SRAM device")
+    return setup_of(
+        model,
+        hardware,
+        _located(scenario.engine, loaded.path),
+        None if wafers == "auto" else wafers,
+    )
 
 
 def _located(flags: Engine, scenario: Path) -> Engine:
@@ -293,7 +353,9 @@ def speculation_for(
     return speculation_of(scenario, deployment.speculative, folder, seed)
 
 
-def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Setup:
+def setup_of(
+    checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine, wafers: int | None = None
+) -> Setup:
     """Defaults filled in, and what memory depends on gathered.
 
     Raises InputError for flags that contradict each other, the model or the device.
@@ -341,12 +403,49 @@ def setup_of(checkpoint: ModelSpec, hardware: HardwareSpec, flags: Engine) -> Se
         drafter=drafter if config is not None and config.draft_device is None else None,
         num_speculative_tokens=most_tokens(config) if config is not None else 0,
     )
-    return Setup(checkpoint, model, hardware, parallel, flags, engine, memory, drafter)
+    setup = Setup(checkpoint, model, hardware, parallel, flags, engine, memory, drafter, wafers)
+    return setup if hardware.kind != SRAM else _on_wafers(setup)
+
+
+def _on_wafers(setup: Setup) -> Setup:
+    """Placed; the longest request is what the pool holds, unless one was asked for."""
+    if setup.parallel.devices > 1:
+        raise InputError(
+            f"engine.tensor_parallel_size: {setup.hardware.name} takes wafers, not ranks"
+        )
+    config, drafter = setup.speculative, setup.drafter
+    beside = 0
+    if config is not None and drafter is not None:
+        if config.draft_device is not None:
+            raise InputError(
+                f"engine.speculative_config.draft_device: not with {setup.hardware.name}"
+            )
+        beside = drafter_bytes(drafter, setup.model, setup.hardware)
+    asked = setup.flags.max_model_len
+    placement = place(
+        setup.model,
+        setup.hardware,
+        setup.memory.kv,
+        setup.wafers,
+        tokens=asked or min(setup.model.max_position_embeddings, USUAL_LENGTH),
+        beside_bytes=beside,
+    )
+    longest = asked or min(setup.model.max_position_embeddings, placement.kv_tokens)
+    engine = {**setup.engine, "max_model_len": longest}
+    if setup.flags.long_prefill_token_threshold is None:
+        # Prompts leave half of the stages to those that decode.
+        engine["long_prefill_token_threshold"] = max(1, len(placement.stages) // 2)
+    return replace(
+        setup,
+        engine=engine,
+        memory=replace(setup.memory, max_model_len=longest),
+        placement=placement,
+    )
 
 
 def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
     """The start-up that is simulated: predicted, or as `boot_log` has it."""
-    found = boot_log_of(setup, scenario)
+    found = None if setup.placement is not None else boot_log_of(setup, scenario)
     if found is None:
         return setup.plan
     blocks = found.pool_blocks(setup.memory, setup.plan.layout)
@@ -531,7 +630,7 @@ def _check_drafts(config: SpeculativeConfig, engine: Mapping[str, Any]) -> None:
 def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     model, hardware, parallel, engine = setup.model, setup.hardware, setup.parallel, setup.engine
     if not memory.fits:
-        raise InputError(f"{model.name} on {parallel.devices} x {hardware.name} {memory.explain()}")
+        raise InputError(f"{model.name} on {setup.devices} x {hardware.name} {memory.explain()}")
     sizes = () if engine["enforce_eager"] else setup.memory.capture_sizes(hardware)
     efficiency = profile.efficiency
     if hardware.kind != "gpu":
@@ -553,7 +652,13 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     )
     config, drafter = setup.speculative, setup.drafter
     steps = profile.steps
-    if steps is not None:
+    wafer = None
+    if setup.placement is not None:
+        assert profile.fabric is not None
+        constants = profile.fabric.constants
+        wafer = Wafer(model, hardware, setup.placement, constants)
+        cost = _with_drafts_on_wafers(wafer, setup, constants)
+    elif steps is not None:
         cost = Affine(steps)
         if config is not None:
             work = AffineDraft(steps.drafts[config.drafting_method])
@@ -597,6 +702,8 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     deployment = Deployment(
         model, hardware, parallel, engine, memory, limits, cost, profile, config
     )
+    if wafer is not None:
+        deployment = replace(deployment, wafer=wafer)
     if config is None or config.draft_device is None or drafter is None:
         return deployment
     return replace(
@@ -604,6 +711,25 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         draft_hardware=load_hardware(config.draft_device.hardware),
         draft_devices=drafter.parallel.devices,
     )
+
+
+def _with_drafts_on_wafers(wafer: Wafer, setup: Setup, constants: FabricConstants) -> CostModel:
+    """Steps on an SRAM device, those of a drafter beside the target included."""
+    placement, config, drafter = wafer.placement, setup.speculative, setup.drafter
+    if config is None or drafter is None:
+        return wafer
+    work: DraftWork = Lookup()
+    if drafter.method == "medusa":
+        work = Heads(drafter, setup.model, setup.hardware, GENERIC.efficiency)
+    elif drafter.model is not None:
+        # Its layers have their part of the cores, as everything has that lies on the wafer.
+        own = place(drafter.model, setup.hardware, setup.memory.kv)
+        held = placement.unit_bytes * placement.units
+        share = min(1.0, own.unit_bytes * own.units / held * placement.units / own.units)
+        small = on_a_share(own, share)
+        layers = Wafer(drafter.model, setup.hardware, small, constants)
+        work = Layers(layers, drafter.widths, at_once=drafter.at_once)
+    return Speculative(wafer, work, hides_host=False)
 
 
 def contiguous(memory: MemoryPlan, reserve: float) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from servecast.costmodels.errors import InputError
 from servecast.reports.metrics import summarise
-from servecast.scenarios.build import build
+from servecast.scenarios.build import build, speculation_for
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.paired import sla_met, sla_rows, spreads
 from servecast.scenarios.run import fleet_of, run_facts
@@ -40,7 +40,9 @@ def canary_shares(
                 f"{seed}; give more requests or a larger share"
             )
         for side, deployment, part, kept in zip(sides, deployments, parts, found, strict=True):
-            trace = deployment.simulate(part, fleet=fleet_of(side.scenario)).trace
+            speculation = speculation_for(deployment, side.scenario, side.path.parent, seed)
+            fleet = fleet_of(side.scenario)
+            trace = deployment.simulate(part, fleet=fleet, speculation=speculation).trace
             facts = run_facts(side, deployment, seed)
             kept.append({"summary": summarise(trace, facts)})
     told = [

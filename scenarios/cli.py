@@ -201,7 +201,8 @@ def init(
 @app.command()
 def calibrate(
     path: Annotated[
-        Path | None, typer.Argument(help="Folder of the tables: the systems', or one system's.")
+        Path | None,
+        typer.Argument(help="Folder of the tables: the systems', or one system's; CSV of points."),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Measure this device: cpu or cuda:0. Needs PyTorch.")
@@ -227,7 +228,11 @@ def calibrate(
     ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", help="Whose tables: aiconfigurator, llmservingsim or vidur."),
+        typer.Option(
+            "--from",
+            help="Whose tables: aiconfigurator, llmservingsim or vidur; or points: what single "
+            "users got on SRAM devices.",
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="Which GPU of theirs, such as h100_sxm or RTX4090.")
@@ -261,6 +266,17 @@ def calibrate(
         measure_device,
     )
 
+    if from_ == "points" and show is None and device is None:
+        from servecast.reports.points_console import render_points
+        from servecast.scenarios.points_fit import fit_points
+
+        check_out(out)
+        found = fit_points(path, hardware or system, out)
+        if json:
+            _echo(found)
+        else:
+            _print(render_points(found))
+        return
     if show is not None:
         if from_ is not None or path is not None or device is not None:
             raise InputError("--show: takes neither tables nor a device")
@@ -600,6 +616,8 @@ def models() -> None:
     typer.echo("profiles (constants of whole steps):")
     for name in step_profile_names():
         typer.echo(f"  {name}")
+    typer.echo("profiles (constants of SRAM devices):")
+    typer.echo("  cerebras")
     typer.echo("acceptance of drafts (speculative_config.acceptance.fit):")
     for name, fit in bundled_fits().items():
         typer.echo(f"  {name}: {fit.source}")

@@ -1,15 +1,21 @@
 """Run a scenario: once, or several times with other seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
-from servecast.reports.metrics import RunFacts, merge_replications, summarise
+from servecast.reports.metrics import SPAN_METRICS, RunFacts, merge_replications, summarise
 from servecast.reports.speculation import speedup
-from servecast.scenarios.build import Deployment, build, memory_summary, speculation_for
+from servecast.scenarios.build import (
+    Deployment,
+    bounds_of,
+    build,
+    memory_summary,
+    speculation_for,
+)
 from servecast.scenarios.drafting import acceptance_source
 from servecast.scenarios.factors import change
 from servecast.scenarios.load import LoadedScenario
@@ -61,7 +67,8 @@ def run(
     if deployment.speculative is not None:
         plain = replace(loaded, scenario=without_speculation(loaded.scenario))
         runs.append((plain, build(plain)))
-    total = replications * len(runs)
+    bounds = bounds_of(loaded, deployment)
+    total = replications * len(runs) + len(bounds)
     results = []
     for i in range(replications):
         with_speculation, *without = (
@@ -72,9 +79,33 @@ def run(
             _compare(with_speculation[0], without[0][0])
         results.append(with_speculation)
     summary, facts, trace = results[0]
+    if bounds:
+        summary["calibration_interval"] = _span(
+            [summary]
+            + [
+                _replicate(loaded, bound, first, total - len(bounds) + i, total, progress)[0]
+                for i, bound in enumerate(bounds)
+            ]
+        )
     if replications > 1:
         summary = merge_replications([result[0] for result in results])
     return Result(summary, facts, trace)
+
+
+def _span(ends: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Least and most of headline metrics over the run and both ends of what its calibration leaves
+    open."""
+    found: dict[str, list[float | None]] = {}
+    for name, path in SPAN_METRICS.items():
+        values: list[float] = []
+        for summary in ends:
+            value: Any = summary
+            for key in path:
+                value = value[key]
+            if value is not None:
+                values.append(float(value))
+        found[name] = [min(values), max(values)] if len(values) == len(ends) else [None, None]
+    return found
 
 
 def without_speculation(scenario: Scenario) -> Scenario:
@@ -163,10 +194,25 @@ def run_facts(
         seed=seed,
         engine=deployment.engine,
         warnings=warnings,
+        pipeline=_pipeline(deployment),
         acceptance=""
         if deployment.speculative is None
         else acceptance_source(deployment.speculative),
     )
+
+
+def _pipeline(deployment: Deployment) -> dict[str, float] | None:
+    """Stages of an SRAM device, and how many tokens they hold."""
+    wafer = deployment.wafer
+    if wafer is None:
+        return None
+    return {
+        "wafers": wafer.placement.units,
+        "stages": len(wafer.placement.stages),
+        "slots": wafer.slots,
+        "token_latency_s": wafer.latency_s,
+        "slowest_stage_s": wafer.stage_s,
+    }
 
 
 def servecast_version() -> str:

@@ -601,6 +601,11 @@ class Scenario(Model):
     description: str | None = Field(default=None, description="What this load is, in a line.")
     model: Name = Field(description="Catalogue name, or path of a Hugging Face config.json.")
     hardware: Name = Field(description="Catalogue name, or path of a YAML file with the facts.")
+    wafers: Count | Literal["auto"] | None = Field(
+        default=None,
+        description="Of SRAM hardware: wafers (or chips) that the model is placed on; auto, or "
+        "left out: as few as hold it.",
+    )
     profile: Name | None = Field(
         default=None,
         description="Measured kernel times: a bundled profile (`servecast models` lists them), a "

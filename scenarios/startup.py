@@ -67,7 +67,7 @@ def start_up(
     answer: dict[str, Any] = {
         "model": setup.model.name,
         "hardware": setup.hardware.name,
-        "devices": setup.parallel.devices,
+        "devices": setup.devices,
         "vllm_version": str(setup.memory.version),
         "starts": plan.fits,
         "total_gib": _gib(plan.total_bytes),

@@ -32,7 +32,14 @@ from servecast.costmodels.errors import InputError
 from servecast.costmodels.memory import Z90
 from servecast.costmodels.reading import read_bytes
 from servecast.costmodels.shape import NS_PER_S, PARTS
-from servecast.scenarios.build import Deployment, build, calibrated, profile_name, set_up
+from servecast.scenarios.build import (
+    Deployment,
+    build,
+    calibrated,
+    profile_name,
+    set_up,
+    speculation_for,
+)
 from servecast.scenarios.load import LoadedScenario, load_scenario
 from servecast.scenarios.run import fleet_of
 from servecast.scenarios.workload import build_requests
@@ -217,7 +224,9 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
         return build_requests(scenario, loaded.path.parent, scenario.seed + further, _quiet)
 
     def run(deployed: Deployment, table: RequestTable, path_s: float) -> tuple[Latencies, Trace]:
-        trace = deployed.simulate(table, fleet=fleet_of(scenario)).trace
+        speculation = speculation_for(deployed, scenario, loaded.path.parent, scenario.seed)
+        fleet = fleet_of(scenario)
+        trace = deployed.simulate(table, fleet=fleet, speculation=speculation).trace
         return _latencies(trace, loaded.path, path_s), trace
 
     deployment, table = build(loaded, chosen), draw(0)

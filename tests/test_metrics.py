@@ -44,9 +44,10 @@ FACTS = RunFacts(
 
 KEYS = [
     *("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "requests"),
-    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "duration_s"),
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"),
+    *("output_tokens_per_s_per_device", "duration_s"),
     *("preemptions", "prefix_hit_tokens", "kv", "memory", "utilisation", "step_time_share"),
-    *("sla", "goodput_per_s", "provenance"),
+    *("output_tokens_per_s_per_user", "sla", "goodput_per_s", "provenance"),
 ]
 
 

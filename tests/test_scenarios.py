@@ -349,7 +349,7 @@ def test_bundled_scenarios_cover_five_loads_on_three_devices() -> None:
         scenario = load_scenario(path).scenario
         kind = next(k for k in ("chat", "code", "rag", "reasoning", "batch") if k in path.stem)
         loads.setdefault(kind, set()).add(scenario.hardware)
-    assert {kind: len(devices) for kind, devices in loads.items()} == dict.fromkeys(loads, 3)
+    assert all(len(devices) >= 3 for devices in loads.values())
     assert len(loads) == 5
 
 
