@@ -34,6 +34,13 @@ def rates_of_metrics(path: Path) -> list[float] | None:
     Raises InputError for a file that cannot be read, or whose counts contradict each other.
     """
     text = read_bytes(path, MAX_BYTES).decode("utf-8", errors="replace")
+    try:
+        return _rates(text, path)
+    except (ValueError, ZeroDivisionError) as error:
+        raise InputError(f"{path}: not what vLLM counts: {error}") from None
+
+
+def _rates(text: str, path: Path) -> list[float] | None:
     drafts = sum(float(count) for count in DRAFTS.findall(text))
     if drafts > 0:
         counts: dict[int, float] = {}

@@ -37,6 +37,9 @@ SCHEDULED_AS = {
 #: vLLM 0.32 schedules ahead of the output with these alone (config/vllm.py).
 ASYNC_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 
+#: Decoder layers of a head of EAGLE's; published ones have one.
+MOST_HEAD_LAYERS = 4
+
 #: Tokens that an EAGLE-3 head knows (`draft_vocab_size` of the published heads for Llama 3.1).
 EAGLE3_VOCABULARY = 32_000
 
@@ -121,6 +124,16 @@ def drafter_of(
         return Drafter(method, widths, model, parallel, tables, at_once=at_once)
     if method in ("eagle", "eagle3"):
         head = model or _one_layer(target, f"{method} head of {target.name}")
+        if head.num_layers > MOST_HEAD_LAYERS:
+            raise InputError(
+                f"model: {head.name} has {head.num_layers} layers: a head has one, a whole model "
+                "is a draft_model"
+            )
+        if head.vocab_size != target.vocab_size:
+            raise InputError(
+                f"model: {head.name} has a vocabulary of {head.vocab_size:,}, {target.name} one "
+                f"of {target.vocab_size:,}: draft and target must share it"
+            )
         if head.hidden_size != target.hidden_size:
             raise InputError(
                 f"model: {head.name} reads hidden states of {head.hidden_size}, those of "
@@ -149,13 +162,15 @@ def _first_layers(target: ModelSpec, layers: int) -> ModelSpec:
         raise InputError(
             f"draft_layers: {layers} is not below the {target.num_layers} of {target.name}"
         )
-    if target.linear is not None or target.sliding_layers or target.moe is not None:
+    slides = 0 < target.sliding_layers < target.attention_layers
+    if target.linear is not None or slides or target.moe is not None:
         raise InputError(f"draft_layers: {target.name} has layers of several kinds")
     return replace(
         target,
         name=f"first {layers} layers of {target.name}",
         num_layers=layers,
         attention_layers=layers,
+        sliding_layers=min(layers, target.sliding_layers),
         dense_layers=layers,
     )
 

@@ -40,6 +40,10 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 256, "sliding_window": 4096, "max_position_embeddings": 8192},
     "llama": {"max_position_embeddings": 2048},
     "llama4_text": {"attention_chunk_size": 8192},
+    # Published with one layer that predicts the token after the next.
+    "qwen3_next": {"num_nextn_predict_layers": 1},
+    "glm4_moe": {"num_nextn_predict_layers": 1},
+    "glm4_moe_lite": {"num_nextn_predict_layers": 1},
     "opt": {"max_position_embeddings": 2048, "vocab_size": 50_272},
     # No positions of their own (rotary or ALiBi): vLLM takes these as it serves them.
     "falcon": {"max_position_embeddings": 2048},

@@ -19,11 +19,11 @@ STRONG = 0.6
 
 SMALL = 10
 
-SHORT = {"memory": "m", "acceptance": "a", "verification": "v"}
+SHORT = {"memory": "m", "acceptance": "a", "verification": "v", "drafting": "d"}
 
 LEGEND = (
-    "* the best of a row; slower because of m memory, a acceptance, v verification cost "
-    "(times as fast as without drafts, mean end-to-end time, same seeds)"
+    "* the best of a row; slower because of m memory, a acceptance, v verification cost, "
+    "d drafting (times as fast as without drafts, mean end-to-end time, same seeds)"
 )
 
 

@@ -32,6 +32,7 @@ def speculation_block(trace: Trace, source: str) -> dict[str, Any]:
     acceptance_by_position : share of the rounds in which so many drafts or more were accepted
     request_acceptance_length : mean, p5, p50, p95 over completed requests, and how many (n)
     wasted_verification_share : rejected drafts, of all positions that rounds verified
+    tokens_a_step : that a decoding sequence got in a step, whether anything was drafted or not
     draft_time_share : of the time in steps
     acceptance : what the acceptance rests on, in words
     """
@@ -42,6 +43,7 @@ def speculation_block(trace: Trace, source: str) -> dict[str, Any]:
         **acceptance_of(rows),
         "acceptance_by_position": _by_position(trace),
         "request_acceptance_length": _by_request(completed_rows(trace)),
+        "tokens_a_step": _tokens_a_step(trace),
         "draft_time_share": drafting / seconds if seconds else 0.0,
         "acceptance": source,
     }
@@ -59,6 +61,12 @@ def acceptance_of(rows: Mapping[str, IntArray]) -> dict[str, Any]:
         "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
         "wasted_verification_share": (drafts - accepted) / (drafts + rounds) if rounds else None,
     }
+
+
+def _tokens_a_step(trace: Trace) -> float | None:
+    steps = trace.steps
+    turns = int((steps["decodes"] * steps["steps"]).sum())
+    return int(steps["decoded_tokens"].sum()) / turns if turns else None
 
 
 def _by_position(trace: Trace) -> list[float]:

@@ -1,6 +1,8 @@
 """An answer of `size` in words and in flags."""
 
+import json
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +12,12 @@ from servecast.scenarios.schema import Scenario
 
 #: Keys of `engine:` that are not flags of `vllm serve`.
 NOT_FLAGS = ("batching", "batch_wait_s", "preemption_mode", "swap_space", "adaptive")
+
+#: Keys of speculative_config that no vLLM takes.
+NOT_VLLM = (
+    *("acceptance", "adaptive", "disable_by_batch_size", "draft_device", "draft_layers"),
+    *("draft_tree", "goodput", "min_sequence_tokens", "min_running_requests"),
+)
 
 #: A share of time that is worth a word.
 NOTICED = 0.05
@@ -30,8 +38,6 @@ def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> 
     summaries = [result["summary"] for result in results]
     goodputs = [summary["goodput_per_s"] for summary in summaries]
     low, high = mean_interval(goodputs)
-    devices = results[0]["engine"]["tensor_parallel_size"]
-    devices *= results[0]["engine"]["pipeline_parallel_size"]
 
     def mean(*path: str) -> float | None:
         values = []
@@ -47,7 +53,7 @@ def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> 
     gap = mean("tpot_s", "mean")
     flags = {key.removeprefix("engine."): None for key in changes if key.startswith("engine.")}
     return {
-        "engine": {key: results[0]["engine"][key] for key in flags},
+        "engine": {key: _inside(results[0]["engine"], key) for key in flags},
         "changes": dict(changes),
         "goodput_per_s": float(np.mean(goodputs)),
         "lo": low,
@@ -57,12 +63,20 @@ def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> 
         "itl_p99_s": mean("itl_s", "p99"),
         "e2e_p95_s": mean("e2e_s", "p95"),
         "output_tokens_per_s": tokens,
-        "tokens_per_s_per_device": tokens / devices,
+        "tokens_per_s_per_device": mean("output_tokens_per_s_per_device"),
         "tokens_per_s_per_user": 1 / gap if gap else None,
         "preemptions": mean("preemptions"),
         "kv_peak_use": mean("kv", "peak_use"),
         "cost_per_million_output_tokens": mean("cost", "per_million_output_tokens"),
     }
+
+
+def _inside(engine: Mapping[str, Any], key: str) -> Any:
+    """The value of a flag, or of a key in its block."""
+    value: Any = engine
+    for step in key.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def vllm_command(scenario: Scenario) -> str:
@@ -74,6 +88,9 @@ def vllm_command(scenario: Scenario) -> str:
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            own = {k: v for k, v in value.items() if k not in NOT_VLLM and v is not False}
+            words.append(f"--{flag} {quote(json.dumps(own))}")
         else:
             words.append(f"--{flag} {value}")
     return " ".join(words)

@@ -143,6 +143,8 @@ class Deployment:
     engine : every flag with its value, defaults resolved
     memory : the predicted start-up
     draft_hardware, draft_devices : a drafter's own
+    wafer : of an SRAM device
+    longest_draft : where a draft model's positions end, if before the longest request
     """
 
     model: ModelSpec
@@ -157,6 +159,7 @@ class Deployment:
     draft_hardware: HardwareSpec | None = None
     draft_devices: int = 0
     wafer: Wafer | None = None
+    longest_draft: int | None = None
 
     @property
     def devices(self) -> int:
@@ -263,6 +266,12 @@ def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
             f"{setup.checkpoint.name} on {setup.parallel.devices} x {setup.hardware.name}"
         )
     config = setup.speculative
+    if setup.model != setup.checkpoint or setup.memory.kv.bits != 16:
+        raise InputError(f"profile: {steps.name} was fitted to 16-bit weights and KV")
+    if config is not None and (
+        config.draft_device or config.draft_tree or config.parallel_drafting or config.quantization
+    ):
+        raise InputError(f"profile: {steps.name} was fitted to chains on the target's device")
     if config is not None and config.drafting_method not in steps.drafts:
         raise InputError(
             f"profile: {steps.name} has no constants of {config.drafting_method}, only of "
@@ -350,7 +359,7 @@ def speculation_for(
     """
     if deployment.speculative is None:
         return None
-    return speculation_of(scenario, deployment.speculative, folder, seed)
+    return speculation_of(scenario, deployment.speculative, folder, seed, deployment.longest_draft)
 
 
 def setup_of(
@@ -620,7 +629,8 @@ def _check_drafts(config: SpeculativeConfig, engine: Mapping[str, Any]) -> None:
     if engine["async_scheduling"] and not schedules_ahead(config):
         told = config.drafting_method if config.draft_device is None else "a draft_device"
         raise InputError(f"engine.async_scheduling: true does not go with {told}")
-    if engine["max_num_batched_tokens"] <= most_tokens(config):
+    # A draft model takes a slot beside a request's own tokens.
+    if engine["max_num_batched_tokens"] <= most_tokens(config) + 1:
         raise InputError(
             f"{key}: {most_tokens(config)} drafts do not fit max_num_batched_tokens "
             f"({engine['max_num_batched_tokens']})"
@@ -704,13 +714,43 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
     )
     if wafer is not None:
         deployment = replace(deployment, wafer=wafer)
+    if config is not None and drafter is not None and drafter.method == "draft_model":
+        positions = drafter.model.max_position_embeddings if drafter.model else 0
+        if 0 < positions < engine["max_model_len"]:
+            deployment = replace(deployment, longest_draft=positions)
     if config is None or config.draft_device is None or drafter is None:
         return deployment
+    _check_draft_device(setup, drafter, load_hardware(config.draft_device.hardware))
     return replace(
         deployment,
         draft_hardware=load_hardware(config.draft_device.hardware),
         draft_devices=drafter.parallel.devices,
     )
+
+
+def _check_draft_device(setup: Setup, drafter: Drafter, hardware: HardwareSpec) -> None:
+    """The drafter's own device must take its numbers, and hold it with KV for one request."""
+    key, model = "engine.speculative_config.draft_device", drafter.model
+    assert model is not None
+    if hardware.kind == SRAM:
+        raise InputError(f"{key}: not {hardware.name}")
+    kind = {"dtype": model.dtype, "quantization": model.quantization and model.quantization.method}
+    try:
+        _check_device(kind, hardware)
+        engine = replace(
+            setup.memory,
+            drafter=None,
+            num_speculative_tokens=0,
+            tensor=drafter.parallel.tensor,
+            max_model_len=min(setup.engine["max_model_len"], model.max_position_embeddings),
+            num_gpu_blocks_override=None,
+            kv_cache_memory_bytes=None,
+        )
+        plan = plan_memory(model, hardware, engine)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
+    if not plan.fits:
+        raise InputError(f"{key}: {model.name} on {hardware.name} {plan.explain()}")
 
 
 def _with_drafts_on_wafers(wafer: Wafer, setup: Setup, constants: FabricConstants) -> CostModel:

@@ -376,7 +376,12 @@ def fit_acceptance(
             "what vLLM's /metrics or log say."
         ),
     ],
-    k: Annotated[int, typer.Option("--k", min=1, max=64, help="Tokens of a draft.")] = 5,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k", min=1, max=64, help="Tokens of a draft; 5, or all that the metrics have."
+        ),
+    ] = None,
     holdout: Annotated[
         float, typer.Option(help="Share of the requests that the fit does not see.")
     ] = 0.0,
@@ -390,11 +395,12 @@ def fit_acceptance(
 
     shares = rates_of_metrics(file)
     if shares is None:
-        lengths = read_lengths(file)
+        lengths, k = read_lengths(file), k or 5
         methods = hold_out(lengths, k, holdout, seed) if holdout else fitted(lengths, k)
     elif holdout:
         raise InputError(f"{file}: --holdout needs requests; metrics count them all together")
     else:
+        shares = shares[:k]
         k, methods = len(shares), {"metrics": fitted_to_metrics(shares)}
     if json:
         _echo({"k": k, "methods": methods})

@@ -55,6 +55,8 @@ VERDICT = (
     "unserved_share",
     "cost_per_million_output_tokens",
 )
+#: The same where either side speculates: gaps between deliveries grow then, and say nothing.
+VERDICT_WITH_DRAFTS = tuple("tpot_mean_s" if name == "itl_p99_s" else name for name in VERDICT)
 LEAST = 0.01
 
 METHOD = (
@@ -276,7 +278,8 @@ def _verdict(
         return "A and B serve this load exactly alike, in every replication."
     by_name = {row["metric"]: row for row in rows}
     gains: dict[bool, list[str]] = {True: [], False: []}
-    for name in VERDICT:
+    drafted = any("speculation" in result["summary"] for result in (*first, *second))
+    for name in VERDICT_WITH_DRAFTS if drafted else VERDICT:
         row = by_name.get(name)
         if row is None or not told_apart(row["delta"]) or _small(row):
             continue

@@ -1,10 +1,11 @@
 """Where speculation pays: numbers of drafts against whatever else is varied, load above all.
 
 Every point stands against the one without drafts that differs in nothing else. It is as many times
-as fast as that one's mean end-to-end time is longer. Where it is slower there is one of three
+as fast as that one's mean end-to-end time is longer. Where it is slower there is one of these
 reasons: the pool that draft weights and KV leave is short; a round gives too few tokens for what it
 costs even where the load is least; or a round has come to cost more plain steps than there, because
-verified positions are no longer free.
+verified positions are no longer free. Where no round was made at all it is drafting: the drafter's
+prefill, or a schedule that cannot run ahead of the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ KEY = "engine.speculative_config.num_speculative_tokens"
 #: The pool is short where it holds requests back for so much more of the time than without drafts.
 POOL_FELT = 0.05
 
+PAYS = ("below", "above", "always", "never")
+
 Changes = Mapping[str, Any]
 Served = Sequence[tuple[Changes, Sequence[Result] | None]]
 
@@ -35,11 +38,13 @@ def draft_map(served: Served) -> dict[str, Any] | None:
 
     Returns
     -------
-    `{rows, best, break_even, words}`. A row is one setting of the other keys: `{changes, load,
-    points, best}`, its points `{tokens, speedup, lo, hi, acceptance_length, round_cost, cause}`
-    (`round_cost` in plain steps; `cause` is None, "memory", "acceptance" or "verification").
-    `break_even` is, by number of drafts, the load factor at which it stops to pay, between loads
-    that were tried; "always" or "never" where none of them is. `words` say it in lines.
+    `{rows, axis, break_even, words}`. A row is one setting of the other keys: `{changes, at,
+    points, best}`, its points `{tokens, speedup, lo, hi, tokens_a_step, step_cost, cause}`
+    (`tokens_a_step` of a sequence, `step_cost` in plain steps; `cause` is None, "memory",
+    "acceptance", "verification" or "drafting"). Where one other key is varied, over numbers, it is
+    the `axis` and `at` its value. `break_even` is, by number of drafts, `{at, pays}`: the value at
+    which it turns for the last time, between values that were tried, and whether it pays "below"
+    or "above"; "always" or "never" with `at` None where it does not turn. `words` say it in lines.
     """
     if not served or KEY not in served[0][0]:
         return None
@@ -51,10 +56,23 @@ def draft_map(served: Served) -> dict[str, Any] | None:
     rows = [row for group in groups.values() if (row := _row(group)) is not None]
     if not rows:
         return None
-    rows.sort(key=lambda row: (row["load"] is None, row["load"] or 0.0))
+    axis = _axis(rows)
+    if axis is not None:
+        for row in rows:
+            row["at"] = float(row["changes"][axis])
+        rows.sort(key=lambda row: row["at"])
     _name_causes(rows)
-    break_even = _break_even(rows)
-    return {"rows": rows, "break_even": break_even, "words": _words(rows, break_even)}
+    break_even = _break_even(rows) if axis is not None and len(rows) > 1 else {}
+    words = _words(rows, break_even, axis or "")
+    return {"rows": rows, "axis": axis, "break_even": break_even, "words": words}
+
+
+def _axis(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The one other key, if its values are numbers."""
+    keys = list(rows[0]["changes"])
+    values = [row["changes"].get(keys[0]) for row in rows] if len(keys) == 1 else [None]
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return keys[0] if numbers else None
 
 
 def _row(group: Sequence[tuple[Changes, Sequence[Result]]]) -> dict[str, Any] | None:
@@ -65,10 +83,9 @@ def _row(group: Sequence[tuple[Changes, Sequence[Result]]]) -> dict[str, Any] | 
     points = [point for point in found if point is not None]
     points.sort(key=lambda point: point["tokens"])
     others = {key: value for key, value in group[0][0].items() if key != KEY}
-    load = others.get("load")
     return {
         "changes": others,
-        "load": float(load) if load is not None else None,
+        "at": None,
         "points": points,
         "best": max(points, key=lambda point: point["speedup"])["tokens"] if points else None,
     }
@@ -87,7 +104,7 @@ def _point(
     low, high = mean_interval(ratios)
     length, cost = None, None
     if tokens:
-        lengths = [r["summary"]["speculation"]["mean_acceptance_length"] for r in results]
+        lengths = [r["summary"]["speculation"]["tokens_a_step"] for r in results]
         gaps = zip(each("tpot", plain), each("tpot", results), strict=True)
         gained = [without / own for without, own in gaps if without and own]
         known = [value for value in lengths if value is not None]
@@ -99,8 +116,8 @@ def _point(
         "speedup": float(np.mean(ratios)),
         "lo": low,
         "hi": high,
-        "acceptance_length": length,
-        "round_cost": cost,
+        "tokens_a_step": length,
+        "step_cost": cost,
         "pool_felt": _pool_felt(plain, results),
         "cause": None,
     }
@@ -119,68 +136,78 @@ def _pool_felt(plain: Sequence[Result], results: Sequence[Result]) -> bool:
 
 
 def _name_causes(rows: Sequence[dict[str, Any]]) -> None:
-    """Of every point that is slower, against the row of the least load."""
-    least = {point["tokens"]: point for point in rows[0]["points"]}
+    """Of every point that is slower, against the row of the least load among those that differ in
+    nothing else."""
     for row in rows:
+        alike = [other for other in rows if _rest(other) == _rest(row)]
+        first = min(alike, key=lambda other: float(other["changes"].get("load", row["at"] or 0.0)))
+        least = {point["tokens"]: point["step_cost"] for point in first["points"]}
         for point in row["points"]:
-            length, cost = point["acceptance_length"], point["round_cost"]
-            if not point["tokens"] or point["speedup"] >= 1.0:
-                continue
-            low = least.get(point["tokens"])
-            low_cost = None if low is None else low["round_cost"]
-            if point["pool_felt"] and (cost is None or length is None or cost <= length):
-                point["cause"] = "memory"
-            elif low_cost is not None and length is not None and length <= low_cost:
-                point["cause"] = "acceptance"
-            elif point["pool_felt"] and low_cost is not None and cost <= 1.1 * low_cost:
-                point["cause"] = "memory"
-            else:
-                point["cause"] = "verification"
+            if point["tokens"] and point["speedup"] < 1.0:
+                point["cause"] = _cause(point, least.get(point["tokens"]))
 
 
-def _break_even(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By number of drafts: where its speed-up crosses 1 for good, on a straight line over load."""
-    if len(rows) < 2 or any(row["load"] is None or set(row["changes"]) != {"load"} for row in rows):
+def _rest(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row is beside its load."""
+    if row["at"] is not None and "load" not in row["changes"]:
         return {}
-    found: dict[str, Any] = {}
+    return {key: value for key, value in row["changes"].items() if key != "load"}
+
+
+def _cause(point: Mapping[str, Any], least_cost: float | None) -> str:
+    length, cost = point["tokens_a_step"], point["step_cost"]
+    if point["pool_felt"] and (cost is None or cost <= length):
+        return "memory"
+    if cost is None:
+        return "drafting"
+    if least_cost is not None and length <= least_cost:
+        return "acceptance"
+    if point["pool_felt"] and least_cost is not None and cost <= 1.1 * least_cost:
+        return "memory"
+    return "verification"
+
+
+def _break_even(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By number of drafts: where its speed-up crosses 1 for the last time, on a straight line."""
+    found: dict[str, dict[str, Any]] = {}
     for tokens in sorted({p["tokens"] for row in rows for p in row["points"] if p["tokens"]}):
         line = [
-            (row["load"], point["speedup"])
+            (row["at"], point["speedup"])
             for row in rows
             for point in row["points"]
             if point["tokens"] == tokens
         ]
-        if all(speedup >= 1 for _, speedup in line):
-            found[str(tokens)] = "always"
-        elif all(speedup < 1 for _, speedup in line):
-            found[str(tokens)] = "never"
-        else:
-            for (load, before), (next_load, after) in reversed(list(pairwise(line))):
-                if (before >= 1) != (after >= 1):
-                    share = (before - 1) / (before - after)
-                    found[str(tokens)] = round(load + share * (next_load - load), 3)
-                    break
+        turn: dict[str, Any] = {"at": None, "pays": "always" if line[-1][1] >= 1 else "never"}
+        for (at, before), (following, after) in pairwise(line):
+            if (before >= 1) != (after >= 1):
+                share = (before - 1) / (before - after)
+                where = round(at + share * (following - at), 3)
+                turn = {"at": where, "pays": "below" if before >= 1 else "above"}
+        found[str(tokens)] = turn
     return found
 
 
 CAUSES = {
+    "drafting": "drafting: its own prefill, or a schedule that cannot run ahead of the output",
     "memory": "memory: the pool that the draft leaves holds requests back",
     "acceptance": "acceptance: a round gives too few tokens for what it costs at any load",
     "verification": "verification cost: verified positions are no longer free",
 }
 
 
-def _words(rows: Sequence[Mapping[str, Any]], break_even: Mapping[str, Any]) -> list[str]:
+def _words(
+    rows: Sequence[Mapping[str, Any]], break_even: Mapping[str, Mapping[str, Any]], axis: str
+) -> list[str]:
     words = []
-    for tokens, load in break_even.items():
-        if load not in ("always", "never"):
-            words.append(f"{tokens} drafts stop paying at load x{load:g}")
-    never = [tokens for tokens, load in break_even.items() if load == "never"]
-    always = [tokens for tokens, load in break_even.items() if load == "always"]
-    if never:
-        words.append(f"never pays at these loads: {', '.join(never)} drafts")
-    if always:
-        words.append(f"pays at all these loads: {', '.join(always)} drafts")
+    by = {how: [k for k, turn in break_even.items() if turn["pays"] == how] for how in PAYS}
+    for how, verb in (("below", "stop"), ("above", "start")):
+        for tokens in by[how]:
+            where = _label({"changes": {axis: break_even[tokens]["at"]}})
+            words.append(f"{tokens} drafts {verb} paying at {where}")
+    if by["never"]:
+        words.append(f"never pays here: {', '.join(by['never'])} drafts")
+    if by["always"]:
+        words.append(f"pays everywhere here: {', '.join(by['always'])} drafts")
     for row in rows:
         slow = [point for point in row["points"] if point["cause"] is not None]
         if not slow:
@@ -188,10 +215,10 @@ def _words(rows: Sequence[Mapping[str, Any]], break_even: Mapping[str, Any]) -> 
         worst = min(slow, key=lambda point: point["speedup"])
         told = f"{_label(row)}: {worst['tokens']} drafts are x{worst['speedup']:.2f} as fast; "
         told += CAUSES[worst["cause"]]
-        if worst["round_cost"] is not None:
+        if worst["step_cost"] is not None:
             told += (
-                f" (a round takes {worst['round_cost']:.2f} plain steps and gives "
-                f"{worst['acceptance_length']:.2f} tokens)"
+                f" (a step takes {worst['step_cost']:.2f} plain ones and gives a sequence "
+                f"{worst['tokens_a_step']:.2f} tokens)"
             )
         words.append(told)
     return words

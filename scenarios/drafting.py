@@ -50,10 +50,17 @@ DEFAULT_FITS = {
     "suffix": "ngram-chat",
 }
 
+#: The same of a tree.
+TREE_FITS = {"eagle": "eagle2-tree", "eagle3": "eagle2-tree", "medusa": "medusa"}
+
 #: Share of the rounds without an accepted n-gram in which one matched for nothing: what
 #: SpecDecode-Bench's simulator takes for ShareGPT and GSM8K (0.4 for CNN, 0.8 for InstructCoder;
 #: estimates, arXiv 2601.11580).
 MATCH = 0.2
+
+
+#: 8-bit integers go by the name of how vLLM loads them.
+INT8 = "compressed-tensors"
 
 
 def drafter_for(config: SpeculativeConfig, target: ModelSpec, engine_tensor: int) -> Drafter:
@@ -66,6 +73,8 @@ def drafter_for(config: SpeculativeConfig, target: ModelSpec, engine_tensor: int
 
 def _drafter_for(config: SpeculativeConfig, target: ModelSpec, tensor: int) -> Drafter:
     model = None if config.model is None else load_model(config.model)
+    if config.draft_device is not None and (config.drafting_method != "draft_model" or not model):
+        raise InputError("draft_device: takes a draft_model with a model of its own")
     split = config.draft_tensor_parallel_size or (1 if config.draft_device else tensor)
     if split not in (1, tensor):
         raise InputError(
@@ -74,7 +83,8 @@ def _drafter_for(config: SpeculativeConfig, target: ModelSpec, tensor: int) -> D
     drafter = drafter_of(
         config.drafting_method,
         target,
-        config.widths,
+        # As deep as any rule may make a draft.
+        config.draft_tree or (1,) * most_tokens(config),
         model=model,
         layers=config.draft_layers,
         parallel=Parallelism(split),
@@ -84,7 +94,8 @@ def _drafter_for(config: SpeculativeConfig, target: ModelSpec, tensor: int) -> D
         return drafter
     if drafter.model is None or drafter.shares:
         raise InputError("quantization: there is no draft model to quantise")
-    return replace(drafter, model=with_quantization(drafter.model, config.quantization))
+    method = INT8 if config.quantization == "int8" else config.quantization
+    return replace(drafter, model=with_quantization(drafter.model, method))
 
 
 def schedules_ahead(config: SpeculativeConfig) -> bool:
@@ -133,9 +144,16 @@ def speculative_cost(
 
 
 def speculation_of(
-    scenario: Scenario, config: SpeculativeConfig, folder: Path, seed: int
+    scenario: Scenario,
+    config: SpeculativeConfig,
+    folder: Path,
+    seed: int,
+    longest: int | None = None,
 ) -> Speculation:
-    """How a run speculates. Raises InputError for an acceptance that cannot be read."""
+    """How a run speculates; `longest` is where the drafter's positions end, if before the target's.
+
+    Raises InputError for an acceptance that cannot be read.
+    """
     classes = scenario.workload.classes or ()
     own = [c.acceptance for c in classes] or [None]
     base = config.acceptance
@@ -155,6 +173,7 @@ def speculation_of(
         disable_by_batch_size=config.disable_by_batch_size,
         schedule=config.num_speculative_tokens_per_batch_size or (),
         min_tokens=config.min_sequence_tokens,
+        longest=longest,
         min_running=config.min_running_requests,
         adaptive=None
         if adaptive is None
@@ -202,13 +221,27 @@ def acceptance_source(config: SpeculativeConfig) -> str:
     """What the acceptance of drafts rests on, in words."""
     block = config.acceptance
     if block is None:
-        name = DEFAULT_FITS[config.drafting_method]
-        return f"bundled fit {name} (the scenario names none)"
+        return f"bundled fit {default_fit(config)} (the scenario names none)"
     if isinstance(block, HierarchicalAcceptance) and block.fit is not None:
         return f"fit {block.fit}"
     return {"trace": "recorded lengths", "mix": "a mix of domains"}.get(
         block.kind, f"{block.kind} as given"
     )
+
+
+def default_fit(config: SpeculativeConfig) -> str:
+    """The bundled fit that stands for an acceptance that the scenario leaves open.
+
+    Raises InputError for a tree of which none is bundled.
+    """
+    if config.draft_tree is None:
+        return DEFAULT_FITS[config.drafting_method]
+    if config.drafting_method not in TREE_FITS:
+        raise InputError(
+            "engine.speculative_config.acceptance: a draft_tree of "
+            f"{config.drafting_method} needs one: rates are then by depth of the tree"
+        )
+    return TREE_FITS[config.drafting_method]
 
 
 def _domains(
@@ -222,7 +255,7 @@ def _domains(
 def _process(block: OneAcceptance | None, config: SpeculativeConfig, folder: Path) -> Process:
     lookup = config.drafting_method in LOOKUPS
     if block is None:
-        fit = load_fit(DEFAULT_FITS[config.drafting_method], folder).process
+        fit = load_fit(default_fit(config), folder).process
         return replace(fit, match=MATCH) if lookup else fit
     if isinstance(block, MeanAcceptance):
         return Mean(block.acceptance_length - 1).warmed(block.factor)

@@ -127,7 +127,8 @@ class HierarchicalAcceptance(_Matching):
     def _fit_or_rates(self) -> Self:
         if (self.fit is None) == (self.rates is None):
             raise fault("fit", "give exactly one of fit and rates")
-        if self.fit is not None and (self.quality or self.persistence or self.depth):
+        own = (self.quality, self.persistence, self.depth)
+        if self.fit is not None and any(value is not None for value in own):
             raise fault("fit", "brings quality, persistence and depth with it")
         return self
 
@@ -235,7 +236,8 @@ class SpeculativeConfig(Model):
         "left out is one decoder layer of the target's width.",
     )
     num_speculative_tokens: Drafts | None = Field(
-        default=None, description="Drafts of a round; 0 for none, to compare with."
+        default=None,
+        description="Drafts of a round; 0 for none at all, whatever other rules say.",
     )
     draft_tensor_parallel_size: Count | None = Field(
         default=None, description="1, or the target's; the target's when left out."
@@ -296,6 +298,16 @@ class SpeculativeConfig(Model):
             raise fault("num_speculative_tokens", "required key is missing (or give draft_tree)")
         if self.num_speculative_tokens is not None and self.draft_tree is not None:
             raise fault("draft_tree", "not together with num_speculative_tokens")
+        if self.draft_tree is not None and self.drafting_method in ("ngram", "suffix"):
+            raise fault("draft_tree", f"not with {self.drafting_method}")
+        if self.draft_tree is not None and self.parallel_drafting:
+            raise fault("draft_tree", "not with parallel_drafting")
+        ranges = self.num_speculative_tokens_per_batch_size or ()
+        ends = [end for first, last, _ in ranges for end in (first, last)]
+        if any(b < a for a, b in pairwise(ends)) or any(
+            later[0] <= last for (_, last, _), later in pairwise(ranges)
+        ):
+            raise fault("num_speculative_tokens_per_batch_size", "ranges must rise and not overlap")
         if self.draft_tree is not None and sum(self.draft_tree) > MOST_DRAFTS:
             raise fault("draft_tree", f"{sum(self.draft_tree)} drafts, at most {MOST_DRAFTS}")
         rules = {

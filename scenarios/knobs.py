@@ -9,6 +9,14 @@ from servecast.costmodels.errors import InputError
 from servecast.scenarios.factors import LOAD_FACTORS
 from servecast.scenarios.schema import Engine, Scenario
 
+#: Values of a factor that is named alone.
+USUAL = {
+    "load": (0.25, 0.5, 1, 2, 4, 8),
+    "prompt": (0.5, 1, 2),
+    "output": (0.5, 1, 2),
+    "burstiness": (1, 2, 4),
+}
+
 #: Values of one range at most.
 MOST_VALUES = 1000
 
@@ -18,6 +26,7 @@ def parse_vary(text: str, option: str) -> tuple[str, list[Any]]:
 
     Values are YAML, separated by commas outside brackets. `a..b` is a range of whole numbers,
     `a..b:step` one with a step; a leading x (`x1..x4`) is a habit of writing factors.
+    A load factor alone stands for its usual values (`USUAL`).
     A bare engine flag (`max_num_seqs`) stands for `engine.max_num_seqs`, and so does a key in one
     (`speculative_config.num_speculative_tokens`).
 
@@ -25,6 +34,8 @@ def parse_vary(text: str, option: str) -> tuple[str, list[Any]]:
     """
     key, equals, listed = text.partition("=")
     key = key.strip()
+    if not equals and key in USUAL:
+        return key, list(USUAL[key])
     if not equals or not key or not listed.strip():
         raise InputError(f"{option} {text}: expected KEY=A,B,C")
     values: list[Any] = []

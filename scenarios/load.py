@@ -184,8 +184,12 @@ def _key_path(tree: Any, loc: KeyPath) -> KeyPath:
     """pydantic's location without what is no key: names of union members, `[key]`."""
     path: list[str | int] = []
     for step in loc:
-        if isinstance(step, int) or (isinstance(tree, dict) and step in tree):
-            tree = tree[step]  # an index is always in range: pydantic counted the same list
+        if isinstance(step, int):
+            # An item that is missing from a list of fixed length has no value.
+            inside = isinstance(tree, list | tuple) and step < len(tree)
+            tree = tree[step] if inside else None
+        elif isinstance(tree, dict) and step in tree:
+            tree = tree[step]
         elif step == "[key]" or (isinstance(tree, dict) and step == tree.get("kind")):
             continue
         else:

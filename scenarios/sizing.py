@@ -391,7 +391,9 @@ class _Search:
 
     def _default(self) -> Candidate:
         """The scenario with the knobs left to vLLM."""
-        default = Candidate({key: None for key in self.knobs}, stage="default", results=[])
+        # A key inside a block has no default of vLLM's: the scenario's value stands.
+        left = {key: None for key in self.knobs if key.count(".") == 1}
+        default = Candidate(left, stage="default", results=[])
         seeds = range(self.seed, self.seed + SEEDS)
         runs = [self.runner.run([default.changes], seed=seed)[0] for seed in seeds]
         default.error = runs[0]["error"]

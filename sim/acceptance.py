@@ -29,8 +29,12 @@ NO_DRAFT = -1
 #: the request's quality (in its first round), and whether an n-gram matched for nothing.
 REPEAT, QUALITY, MATCH, FIRST = range(4)
 
-#: Requests that are drawn together.
-CHUNK = 256
+#: Requests, and rounds of them, that are drawn together at most.
+CHUNK, CHUNK_ROUNDS = 256, 100_000
+
+#: Positions that luck is drawn for: the first of these that is enough. Fixed, so that no k among
+#: them changes the luck of another.
+WIDTHS = (8, 16, 64, 256)
 
 #: Rates are kept away from 0 and 1 by so much where they go through a logit.
 EDGE = 1e-9
@@ -207,13 +211,28 @@ class Draws:
     ----------
     table : the load
     most : drafts of one round at most
+    max_model_len : outputs end there
     """
 
-    def __init__(self, acceptance: Acceptance, table: RequestTable, most: int, seed: int) -> None:
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        table: RequestTable,
+        most: int,
+        seed: int,
+        max_model_len: int = 1 << 62,
+    ) -> None:
         self._domains = acceptance.domains
         self._klass = table.klass
-        self._tokens = table.output_tokens
+        left = np.maximum(max_model_len - table.prompt_tokens, 1)
+        self._tokens = np.minimum(table.output_tokens, left)
+        rounds = np.cumsum(self._tokens) // CHUNK_ROUNDS
+        number = np.arange(len(table)) // CHUNK
+        new = (np.diff(rounds, prepend=-1) != 0) | (np.diff(number, prepend=-1) != 0)
+        #: where each chunk of requests begins
+        self._starts = np.append(np.flatnonzero(new), len(table))
         self._most = most
+        self._width = FIRST + next(width for width in WIDTHS if width >= most)
         root = stream(seed, "acceptance")
         self._key = int(root.integers(2**63))
         self._domain = root.random(len(table))
@@ -226,8 +245,8 @@ class Draws:
         """A request's accepted drafts, each with one added (0 is NO_DRAFT), and whether they are
         by output position. They are handed out once."""
         if request not in self._rows:
-            first = request // CHUNK * CHUNK
-            self._draw(np.arange(first, min(first + CHUNK, len(self._tokens))))
+            chunk = int(np.searchsorted(self._starts, request, side="right"))
+            self._draw(np.arange(self._starts[chunk - 1], self._starts[chunk]))
         return self._rows.pop(request)
 
     def _draw(self, requests: IntArray) -> None:
@@ -244,26 +263,25 @@ class Draws:
             return
         lengths = self._tokens[requests]
         starts = np.cumsum(lengths) - lengths
-        uniforms = np.concatenate(
-            [
-                self._uniforms(request, length)
-                for request, length in zip(requests.tolist(), lengths.tolist(), strict=True)
-            ],
-            axis=1,
-        )
+        rows = np.empty((int(lengths.sum()), self._width))
+        for request, start, length in zip(
+            requests.tolist(), starts.tolist(), lengths.tolist(), strict=True
+        ):
+            self._fill(request, rows[start : start + length])
+        uniforms = np.ascontiguousarray(rows[:, : FIRST + self._most].T)
         found = (process.accepted(uniforms, starts, requests) + 1).astype(np.uint8).tobytes()
         for request, start, length in zip(
             requests.tolist(), starts.tolist(), lengths.tolist(), strict=True
         ):
             self._rows[request] = found[start : start + length], process.by_position
 
-    def _uniforms(self, request: int, rounds: int) -> FloatArray:
-        """(FIRST + most, rounds); a larger `most` adds rows and changes none."""
+    def _fill(self, request: int, rows: FloatArray) -> None:
+        """Round after round: a longer output or a larger `most` adds to them and changes none."""
         state = self._state
         state["state"]["counter"][:] = 0, 0, request, 0
         state["buffer_pos"] = 4
         self._bits.state = state
-        return self._generator.random((FIRST + self._most, rounds))
+        self._generator.random(out=rows)
 
 
 def logit(p: FloatArray) -> FloatArray:

@@ -145,6 +145,8 @@ class Sequence:
             order=self.order,
         )
         seq.preemptions = self.preemptions
+        seq.draft_rounds, seq.draft_tokens = self.draft_rounds, self.draft_tokens
+        seq.accepted_tokens = self.accepted_tokens
         return seq
 
     @property

@@ -93,6 +93,7 @@ class Speculation:
     disable_by_batch_size : no drafts in batches above it
     schedule : (first, last, tokens) by sequences in the batch; else `tokens`
     min_tokens, min_running : no drafts for a sequence up to so long, or in a smaller batch
+    longest : no drafts for a sequence that they would take beyond so many tokens
     adaptive, goodput : k by a request's acceptance, or each step by predicted tokens a second
     """
 
@@ -107,6 +108,7 @@ class Speculation:
     schedule: tuple[tuple[int, int, int], ...] = ()
     min_tokens: int = 0
     min_running: int = 0
+    longest: int | None = None
     adaptive: AdaptiveTokens | None = None
     goodput: bool = False
 
@@ -126,7 +128,8 @@ class Speculation:
     @property
     def by_sequence(self) -> bool:
         """Whether sequences of a batch may differ in k."""
-        return bool(self.min_tokens or self.adaptive) or not all(self.eligible)
+        unlike = self.min_tokens or self.adaptive or self.longest is not None
+        return bool(unlike) or not all(self.eligible)
 
 
 class Speculator:
@@ -174,6 +177,8 @@ class Speculator:
             return 0
         if seq.known_tokens <= s.min_tokens:
             return 0
+        if s.longest is not None and seq.known_tokens + s.most_tokens >= s.longest:
+            return 0
         if s.adaptive is not None:
             return seq.adapted or min(max(s.tokens, s.adaptive.least), s.adaptive.most)
         return self._step_tokens
@@ -192,8 +197,7 @@ class Speculator:
         s = self._settings
         accepted = self._luck(seq)
         seq.rounds += 1
-        # Of a tree that was cut short, as much less of its depth is there.
-        reach = drafts if s.depth == s.tokens else s.depth * drafts // s.tokens
+        reach = self._reach(drafts)
         if accepted > reach:
             accepted = reach
         elif accepted < 0:
@@ -213,9 +217,15 @@ class Speculator:
         kept = [
             seq
             for seq, drafts in plan.spec.items()
-            if seq in plan.emitting and seq not in plan.padded and self._luck(seq) > drafts
+            if seq in plan.emitting and seq not in plan.padded
+            if self._luck(seq) > self._reach(drafts)
         ]
         return len(plan.emitting) - len(kept)
+
+    def _reach(self, drafts: int) -> int:
+        """Drafts that can be accepted; of a tree that was cut short, as much less of its depth."""
+        s = self._settings
+        return drafts if s.depth == s.tokens else s.depth * drafts // s.tokens
 
     def _luck(self, seq: Sequence) -> int:
         at = seq.output_tokens - 1 if seq.luck_by_position else seq.rounds

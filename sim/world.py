@@ -90,7 +90,13 @@ def simulate(
         raise ValueError("a spec_method and speculation go together")
     draws = None
     if speculation is not None:
-        draws = Draws(speculation.acceptance, table, speculation.most_accepted, speculation.seed)
+        draws = Draws(
+            speculation.acceptance,
+            table,
+            speculation.most_accepted,
+            speculation.seed,
+            limits.max_model_len,
+        )
     env = Clock()
     done = env.event()
     left = len(table)

@@ -162,6 +162,9 @@ def test_nothing_is_lost_and_time_goes_forward(
         min_tokens=30 if policies else 0,
         disable_by_batch_size=5 if policies else None,
         adaptive=AdaptiveTokens(3, 0.8, 0.5, 1, k) if policies else None,
+        min_running=2 if policies else 0,
+        longest=200 if policies else None,
+        goodput=not policies and k > 3,
     )
     cost = Speculative(ConstantCost(0.003), DraftFor(0.0004), hides_host=False)
     trace = serve(requests, bounds, how, cost)
@@ -362,6 +365,18 @@ def test_drafts_made_ahead_are_hidden_while_they_hold() -> None:
     assert own_device(1.0, 0.02, 0.01) == pytest.approx(0.04 + 0.001, rel=0.02)
     # None accepted: the verdict goes over the link, then the draft is made and comes back.
     assert own_device(0.0, 0.02, 0.002) == pytest.approx(0.02 + 0.008 + 0.002, rel=0.02)
+
+
+def test_a_tree_made_ahead_is_kept_where_all_of_its_depth_is_accepted() -> None:
+    cost = Speculative(
+        ConstantCost(0.02), DraftFor(0.002), hides_host=False, link=Link(0.001, 1e12)
+    )
+    ends = []
+    for alpha in (1.0, 0.0):
+        how = speculation(iid(alpha), k=6, depth=3, ahead=True)
+        rows = serve(table(1, 401), limits("draft_model", 6), how, cost).requests
+        ends.append(int(rows["finish_ns"][0]) / int(rows["draft_rounds"][0]))
+    assert ends[0] < 0.85 * ends[1]
 
 
 def test_speculation_and_its_limits_go_together() -> None:
