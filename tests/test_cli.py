@@ -181,7 +181,7 @@ def test_nothing_is_half_written(
         (["run", "SMALL", "--nonsense"], "--nonsense"),
         (["size", "SMALL", "--resume"], "--resume: no points"),
         (["size", "SMALL", "--set", "sla.ttft_p96_s=1"], "unknown clause"),
-        (["whatif", "SMALL", "--vary", "load"], "--vary load: expected KEY=A,B,C"),
+        (["whatif", "SMALL", "--vary", "block_size"], "--vary block_size: expected KEY=A,B,C"),
         (["whatif", "SMALL", "--vary", "engine.blok=3"], "engine.blok: unknown key"),
         (["compare", "SMALL", "missing.yaml"], "missing.yaml: cannot be read"),
         (["init", "--hardware", "l40s", "--", "vllm", "serve"], "no model in the line"),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servecast.costmodels.errors import InputError
-from servecast.scenarios.factors import change
+from servecast.scenarios.factors import LOAD_FACTORS, change
 from servecast.scenarios.knobs import full_key, parse_vary
 from servecast.scenarios.load import LoadedScenario, load_scenario
 from servecast.scenarios.points import Point, evaluate
@@ -294,7 +294,16 @@ def test_vary_refuses_in_one_line_or_not_at_all(text: str) -> None:
         assert key == full_key(key) and values
 
 
-@pytest.mark.parametrize("text", ["load", "=1", "load=", "load=3..1", "load=a..b", "k=0..9999999"])
+@pytest.mark.parametrize("factor", sorted(LOAD_FACTORS))
+def test_a_load_factor_alone_takes_usual_values_around_today(factor: str) -> None:
+    key, values = parse_vary(factor, "--vary")
+    assert key == factor and values == sorted(set(values)) and 1 in values
+    assert values[-1] > 1
+
+
+@pytest.mark.parametrize(
+    "text", ["block_size", "=1", "load=", "load=3..1", "load=a..b", "k=0..9999999"]
+)
 def test_bad_vary(text: str) -> None:
     with pytest.raises(InputError, match="--vary"):
         parse_vary(text, "--vary")
