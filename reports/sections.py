@@ -66,7 +66,7 @@ def device(summary: Mapping[str, Any]) -> str:
         rows += [
             ("Slots filled", units.percent(pipeline["fill"])),
             ("Slots (tokens in flight at most)", f"{pipeline['slots']:.1f}"),
-            ("Stages", f"{pipeline['stages']:,} on {pipeline['wafers']:,} wafers"),
+            ("Pipeline", units.stages(pipeline)),
             ("A token", units.seconds(pipeline["token_latency_s"])),
             ("Slowest stage", units.seconds(pipeline["slowest_stage_s"])),
         ]

@@ -122,11 +122,16 @@ def times(factor: float | None) -> str:
     return NONE if factor is None else f"x{factor:.2f}"
 
 
+def stages(block: Mapping[str, Any]) -> str:
+    """33 stages on 1 device; a device is a wafer, or a chip of a rack."""
+    devices = block["wafers"]
+    return f"{block['stages']:,} stages on {devices:,} {'device' if devices == 1 else 'devices'}"
+
+
 def pipeline(block: Mapping[str, Any]) -> str:
-    """Stages of an SRAM device, and how full they are."""
-    wafers, stages = block["wafers"], block["stages"]
+    """Stages of SRAM devices, and how full they are."""
     return (
-        f"{stages:,} stages on {wafers:,} {'wafer' if wafers == 1 else 'wafers'}, "
+        f"{stages(block)}, "
         f"{percent(block['fill'])} of {block['slots']:.1f} slots filled; a token takes "
         f"{seconds(block['token_latency_s'])}"
     )

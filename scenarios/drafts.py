@@ -93,7 +93,8 @@ class MeanAcceptance(_Acceptance):
 
     kind: Literal["mean"] = Field(description="Every round accepts the mean.")
     acceptance_length: Annotated[float, Field(strict=True, ge=1, le=MOST_DRAFTS + 1)] = Field(
-        description="Tokens that a round emits, the bonus token included."
+        description="Tokens that a round emits, the bonus token included; where k drafts cannot "
+        "give as many, k + 1."
     )
 
 
