@@ -9,8 +9,9 @@ programs).
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import BFLOAT16
 from servecast.costmodels.reading import read_bytes
-from servecast.costmodels.wafer import FabricConstants, Terms, place, terms_of
+from servecast.costmodels.specs import SRAM
+from servecast.costmodels.wafer import MOST_UNITS, FabricConstants, Terms, place, terms_of
 
 HERE = Path(__file__).parent / "fabric_profiles"
 BUNDLED = HERE / "cerebras.yaml"
@@ -40,7 +42,14 @@ SPECULATION_GAIN = 2100 / 450
 MOST_LINK_S = 1e-3
 
 #: How the systems of a list of points are called in the catalogue; the first that is in the name.
-SYSTEMS = (("wse-3", "cerebras-wse3"), ("wse-2", "cerebras-wse2"), ("groq", "groq-lpu"))
+SYSTEMS = (
+    (r"wse-?3|cs-?3", "cerebras-wse3"),
+    (r"wse-?2|cs-?2", "cerebras-wse2"),
+    (r"groq", "groq-lpu"),
+)
+
+#: How a list says whether drafts ran.
+DRAFTS = {"no": "no", "none": "no", "false": "no", "yes": "yes", "true": "yes"}
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,19 @@ class Point:
         return 1.0 / self.tokens_per_s
 
     def terms(self) -> Terms:
-        """What its latency is made of."""
-        hardware, model = load_hardware(self.hardware), load_model(self.model)
-        longest = min(8192, model.max_position_embeddings)
-        placement = place(model, hardware, BFLOAT16, self.units, tokens=longest)
-        return terms_of(model, hardware, placement)
+        """What its latency is made of.
+
+        Raises InputError where the model does not fit.
+        """
+        return _terms(self.hardware, self.model, self.units)
+
+
+@lru_cache(maxsize=1000)
+def _terms(hardware_name: str, model_name: str, units: int | None) -> Terms:
+    hardware, model = load_hardware(hardware_name), load_model(model_name)
+    longest = min(8192, model.max_position_embeddings)
+    placement = place(model, hardware, BFLOAT16, units, tokens=longest)
+    return terms_of(model, hardware, placement)
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,18 @@ class FabricFit:
         """Of all constants that have the fitted speeds: those of the least and the most latency."""
         found = [self._extreme(terms, sign) for sign in (1.0, -1.0)]
         return found[0], found[1]
+
+    def ends(self, *of: Terms) -> list[FabricConstants]:
+        """Sets of constants that have the fitted speeds and differ most: those that make each of
+        some latencies least and most, and those that have all speeds a tenth higher or lower."""
+        found = [constants for terms in of for constants in self.extremes(terms)]
+        for factor in (1 - TOLERANCE, 1 + TOLERANCE):
+            shifted = _solve(
+                [replace(p, tokens_per_s=p.tokens_per_s / factor) for p in self.points]
+            )
+            if all(_off(point, shifted) <= TOLERANCE + 1e-3 for point in self.points):
+                found.append(shifted)
+        return list(dict.fromkeys(found))
 
     def range_s(self, terms: Terms) -> tuple[float, float]:
         """The least and the most seconds of a token."""
@@ -127,6 +156,11 @@ class FabricFit:
         return FabricConstants(*(float(v) for v in found.x * scales))
 
 
+def _off(point: Point, constants: FabricConstants) -> float:
+    """How far the constants are off the time of a point's token, as a share of it."""
+    return abs(point.terms().seconds(constants) / point.seconds - 1)
+
+
 def _amounts(terms: Terms) -> list[float]:
     return [terms.fixed, terms.hops, terms.words, terms.link]
 
@@ -151,23 +185,12 @@ def _scales(points: Sequence[Point]) -> np.ndarray[Any, np.dtype[np.float64]]:
 def fit_fabric(points: Iterable[Point], name: str, source: str) -> FabricFit:
     """The constants that have the speeds and spread the explanation most evenly.
 
-    Non-negative least squares on relative errors, and on the constants in units of what each alone
-    would explain, a hundredth as heavy. Raises InputError where no constants come near.
+    Raises InputError where no constants come near.
     """
-    from scipy.optimize import nnls
-
     kept = tuple(points)
     if not kept:
         raise InputError("points: none that can be fitted")
-    scales = _scales(kept)
-    rows, wanted = [], []
-    for point in kept:
-        terms = point.terms()
-        rows.append(np.array(_amounts(terms)) * scales / point.seconds)
-        wanted.append(1.0 - terms.const_s / point.seconds)
-    table = np.vstack([np.array(rows), 0.01 * np.eye(4)])
-    shares, _ = nnls(table, np.concatenate([wanted, np.zeros(4)]))
-    constants = FabricConstants(*(float(v) for v in shares * scales))
+    constants = _solve(kept)
     for point in kept:
         miss = point.terms().seconds(constants) / point.seconds - 1
         if abs(miss) > TOLERANCE:
@@ -176,6 +199,22 @@ def fit_fabric(points: Iterable[Point], name: str, source: str) -> FabricFit:
                 f"{miss:+.0%} to its {point.tokens_per_s:g} tokens/s together with the others"
             )
     return FabricFit(name, source, kept, constants)
+
+
+def _solve(points: Sequence[Point]) -> FabricConstants:
+    """Non-negative least squares on relative errors, and on the constants in units of what each
+    alone would explain, a hundredth as heavy."""
+    from scipy.optimize import nnls
+
+    scales = _scales(points)
+    rows, wanted = [], []
+    for point in points:
+        terms = point.terms()
+        rows.append(np.array(_amounts(terms)) * scales / point.seconds)
+        wanted.append(1.0 - terms.const_s / point.seconds)
+    table = np.vstack([np.array(rows), 0.01 * np.eye(4)])
+    shares, _ = nnls(table, np.concatenate([wanted, np.zeros(4)]))
+    return FabricConstants(*(float(v) for v in shares * scales))
 
 
 def fit_of(name_or_path: str) -> FabricFit | None:
@@ -241,7 +280,8 @@ def fabric_text(fit: FabricFit) -> str:
 
 def read_points(path: Path) -> tuple[list[Point], list[str]]:
     """Speeds of a CSV with `system`, `model`, `output_tok_s_per_user`, and if told `devices` and
-    `spec_decode`; and why each other row is left out.
+    `spec_decode`; and why each other row is left out. A list without `spec_decode` is one of speeds
+    without drafts.
 
     Raises InputError naming file and line for a row that cannot be read.
     """
@@ -267,21 +307,35 @@ def read_points(path: Path) -> tuple[list[Point], list[str]]:
             raise InputError(
                 f"{where}: output_tok_s_per_user: expected a number above 0: {speed:g}"
             )
-        system = str(row["system"]).lower()
-        hardware = next((name for word, name in SYSTEMS if word in system), system)
-        named = str(row["model"]).partition(" (")[0]
+        units = _units(str(row.get("devices") or "").strip(), where)
+        system = str(row["system"]).strip().lower()
+        hardware = next((name for word, name in SYSTEMS if re.search(word, system)), system)
+        drafts = "no"
+        if "spec_decode" in (rows.fieldnames or ()):
+            word = re.match(r"\w*", str(row["spec_decode"] or "").strip().lower())
+            drafts = DRAFTS.get(word.group() if word else "", "unknown")
         try:
-            load_hardware(hardware)
-            model = _model_named(named)
+            if load_hardware(hardware).kind != SRAM:
+                raise InputError(f"{hardware} is no SRAM device")
+            model = _model_named(str(row["model"]).partition(" (")[0].strip())
+            point = Point(hardware, model, units, speed, drafts)
+            point.terms()
         except InputError as error:
             notes.append(f"{where}: left out: {error}")
             continue
-        told = str(row.get("devices") or "").strip()
-        units = int(told) if told.isdigit() else None
-        drafts = str(row.get("spec_decode") or "unknown").strip().lower()
-        drafts = next((w for w in ("no", "yes") if drafts.startswith(w)), "unknown")
-        points.append(Point(hardware, model, units, speed, drafts))
+        points.append(point)
     return points, notes
+
+
+def _units(told: str, where: str) -> int | None:
+    """A number of devices; None where a list has words for it."""
+    try:
+        units = float(told)
+    except ValueError:
+        return None
+    if not 1 <= units <= MOST_UNITS or units != int(units):
+        raise InputError(f"{where}: devices: expected a whole number from 1, got {told}")
+    return int(units)
 
 
 def _model_named(name: str) -> str:
@@ -307,6 +361,7 @@ def held_against(fit: FabricFit, points: Sequence[Point]) -> list[dict[str, Any]
         least_s, most_s = fit.range_s(terms)
         gain = 1.0 if point.drafts == "no" else SPECULATION_GAIN
         low, high = 1 / most_s, gain / least_s
+        own = (point.hardware, point.model.rpartition("/")[2], point.tokens_per_s) in fitted
         rows.append(
             {
                 "hardware": point.hardware,
@@ -317,9 +372,10 @@ def held_against(fit: FabricFit, points: Sequence[Point]) -> list[dict[str, Any]
                 "predicted": 1 / terms.seconds(fit.constants),
                 "low": low,
                 "high": high,
-                "inside": low <= point.tokens_per_s <= high,
-                "fitted": (point.hardware, point.model.rpartition("/")[2], point.tokens_per_s)
-                in fitted,
+                "inside": _off(point, fit.constants) <= TOLERANCE
+                if own
+                else low <= point.tokens_per_s <= high,
+                "fitted": own,
             }
         )
     return rows

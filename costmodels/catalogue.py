@@ -310,6 +310,8 @@ def _hardware(name: str, row: Mapping[str, Any], where: str) -> HardwareSpec:
         raise InputError(f"{where}: {min(missing)}: missing")
     for field in WHOLE:
         if field in values:
+            if field == "cores" and values[field] != round(values[field]):
+                raise InputError(f"{where}: cores: expected a whole number, got {values[field]:g}")
             values[field] = round(values[field])
     return HardwareSpec(**_own_hardware_defaults() | values)
 

@@ -10,6 +10,9 @@ from servecast.costmodels.errors import InputError
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+#: Kind of hardware whose only memory is SRAM.
+SRAM = "sram"
+
 
 @dataclass(frozen=True)
 class Moe:

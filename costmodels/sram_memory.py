@@ -4,7 +4,7 @@ Nothing is profiled and nothing kept back: activations stream, and there are no 
 the plan are those of the fullest wafer, or of a chip.
 """
 
-from servecast.costmodels.drafting import drafter_bytes
+from servecast.costmodels.drafting import drafter_bytes, drafter_kv_bytes_per_token
 from servecast.costmodels.kv_layout import kv_bytes_per_token
 from servecast.costmodels.memory import (
     Doubt,
@@ -26,16 +26,22 @@ def plan_sram(
     """Account for a placed model; a request that is longer than the pool is a shortfall."""
     layout = layout_of(model, engine)
     tokens = placement.kv_tokens
+    longest = max_model_len(model, engine)
+    total, weights = hardware.memory_bytes, round(placement.unit_bytes)
+    a_token = kv_bytes_per_token(model, engine.kv)
+    draft = 0
+    if engine.drafter is not None:
+        a_token += drafter_kv_bytes_per_token(engine.drafter, engine.kv)
+        draft = drafter_bytes(engine.drafter, model, hardware, engine.version)
+    a_token /= placement.units
+    left = total - weights
+    if engine.kv_cache_memory_bytes is not None:
+        left = min(left, engine.kv_cache_memory_bytes)
+        tokens = min(tokens, int(left / a_token))
     if engine.num_gpu_blocks_override is not None:
         tokens = min(tokens, (engine.num_gpu_blocks_override - NULL_BLOCKS) * layout.block_size)
     blocks = tokens // layout.block_size + NULL_BLOCKS
-    longest = max_model_len(model, engine)
-    total, weights = hardware.memory_bytes, round(placement.unit_bytes)
-    a_token = kv_bytes_per_token(model, engine.kv) / placement.units
     missing = max(0, longest - tokens)
-    draft = 0
-    if engine.drafter is not None:
-        draft = drafter_bytes(engine.drafter, model, hardware, engine.version)
     sure = Doubt(0.0, 0.0, 0.0, 0.0, 0.0, graphs_deducted=False)
     return MemoryPlan(
         weights_bytes=weights,
@@ -43,7 +49,7 @@ def plan_sram(
         activation_bytes=0,
         graph_bytes=0,
         other_bytes=0,
-        kv_bytes=total - weights,
+        kv_bytes=left,
         total_bytes=total,
         budget_bytes=total,
         kv_bytes_per_token=a_token,
@@ -60,6 +66,6 @@ def plan_sram(
         max_model_len=longest,
         longest_tokens=min(longest, tokens),
         doubt=sure,
-        kv_interval=(total - weights, total - weights),
+        kv_interval=(left, left),
         tokens_interval=(tokens, tokens),
     )

@@ -139,6 +139,7 @@ def place(
     *,
     tokens: int = 1,
     beside_bytes: float = 0.0,
+    beside_kv_bytes: float = 0.0,
 ) -> Placement:
     """Put a model on wafers or chips.
 
@@ -146,28 +147,33 @@ def place(
     ----------
     units : how many there are; None for as many as are needed
     tokens : KV that must fit at least
-    beside_bytes : of a drafter, spread over the units
+    beside_bytes, beside_kv_bytes : of a drafter, and of a token in it, spread over the units
 
     Raises InputError where the model does not fit, naming how many it needs.
     """
-    if hardware.cores < 1:
+    if hardware.cores < 1 or not hardware.hop_s or not hardware.word_s:
         raise InputError(
             f"hardware {hardware.name}: an SRAM device needs cores, hop_ns and word_ns"
         )
     layers = _layers(model, kv)
-    tables = _table_bytes(model) + beside_bytes
+    beside = (_table_bytes(model) + beside_bytes, beside_kv_bytes)
+    if hardware.cores > 1 and units is not None and units > len(layers):
+        raise InputError(
+            f"wafers: {model.name} is cut between its {len(layers)} layers: it lies on "
+            f"{len(layers)} x {hardware.name} at most, {units} given"
+        )
     if units is not None:
-        found = _placed(model, hardware, layers, tables, units)
+        found = _placed(model, hardware, layers, beside, units)
         if found is not None and found.kv_tokens >= 1:
             return found
-        whole = sum(layer.weight_bytes for layer in layers) + tables
-        needed = _least(model, hardware, layers, tables, 1)
+        whole = sum(layer.weight_bytes for layer in layers) + beside[0]
+        needed = _least(model, hardware, layers, beside, 1)
         raise InputError(
             f"wafers: {model.name} has weights of {whole / 1e9:,.0f} GB and needs {needed} x "
             f"{hardware.name} ({hardware.memory_bytes / 1e9:,.3g} GB each), {units} given"
         )
-    needed = _least(model, hardware, layers, tables, tokens)
-    found = _placed(model, hardware, layers, tables, needed)
+    needed = _least(model, hardware, layers, beside, tokens)
+    found = _placed(model, hardware, layers, beside, needed)
     assert found is not None
     return found
 
@@ -176,37 +182,40 @@ def _least(
     model: ModelSpec,
     hardware: HardwareSpec,
     layers: Sequence[_Layer],
-    tables: float,
+    beside: tuple[float, float],
     tokens: int,
 ) -> int:
     """The fewest units that hold weights and so many tokens of KV."""
-    whole = sum(layer.weight_bytes for layer in layers) + tables
-    low = max(1, ceil(whole / hardware.memory_bytes))
-    units = low
-    while units <= MOST_UNITS:
-        found = _placed(model, hardware, layers, tables, units)
+    whole = sum(layer.weight_bytes for layer in layers) + beside[0]
+    most = MOST_UNITS if hardware.cores == 1 else len(layers)
+    for units in range(max(1, ceil(whole / hardware.memory_bytes)), most + 1):
+        found = _placed(model, hardware, layers, beside, units)
         if found is not None and found.kv_tokens >= tokens:
             return units
-        # Chips are many: a search by the hundredth part is exact enough to start from.
-        units += 1
-    raise InputError(f"wafers: {model.name} does not fit {MOST_UNITS:,} x {hardware.name}")
+    largest = max(layer.weight_bytes for layer in layers)
+    raise InputError(
+        f"wafers: {model.name} does not fit any number of {hardware.name} "
+        f"({hardware.memory_bytes / 1e9:,.3g} GB each): its {len(layers)} layers are of up to "
+        f"{largest / 1e9:,.3g} GB, and {tokens:,} tokens of KV are to fit"
+    )
 
 
 def _placed(
     model: ModelSpec,
     hardware: HardwareSpec,
     layers: Sequence[_Layer],
-    tables: float,
+    beside: tuple[float, float],
     units: int,
 ) -> Placement | None:
-    """The placement on so many units; None where it does not fit."""
+    """The placement on so many units, with bytes, and bytes a token, `beside` the layers; None
+    where it does not fit."""
     one_fabric = hardware.cores == 1
     capacity = float(hardware.memory_bytes) * (units if one_fabric else 1)
     cores = hardware.cores * (units if one_fabric else 1)
     parts = 1 if one_fabric else units
     if parts > len(layers):
         return None
-    each = tables / parts
+    each, each_token = beside[0] / parts, beside[1] / parts
     groups = _cut([layer.weight_bytes for layer in layers], parts, capacity - each)
     if groups is None:
         return None
@@ -234,7 +243,7 @@ def _placed(
             for layer in mine
         ]
         fullest = max(fullest, weights + each)
-        a_token = sum(layer.kv_bytes for layer in mine)
+        a_token = sum(layer.kv_bytes for layer in mine) + each_token
         if a_token:
             tokens = min(tokens, (capacity - weights - each) / a_token)
     flops = 2.0 * head.parameters / parts
@@ -444,8 +453,8 @@ class Wafer:
             # Drafts of a sequence follow one another through every stage.
             follow_s = (queries / decodes - 1) * stage_s if decodes else 0.0
             seconds = max(full_s, latency_s + follow_s)
-            if sampled > decodes and prompt > self.slots:
-                # The last of a long prompt's tokens has all stages before it.
+            if sampled > decodes:
+                # The last of a prompt's tokens has all stages before it.
                 seconds = max(seconds, full_s + latency_s - stage_s)
         return self._parts(seconds, prompt + queries, float(pairs), float(verified), far)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.scenarios.answer import binding_words
+from servecast.scenarios.build import set_up
 from servecast.scenarios.candidates import Candidate, Changes, Result
 from servecast.scenarios.runner import Runner
 
@@ -100,6 +101,9 @@ def _curve_row(tried: Result, rate_per_s: float) -> dict[str, Any]:
 def sensitivity(runner: Runner, best: Candidate, requests: int) -> dict[str, Any]:
     """The tightest clause (or the mean gap) with each coefficient off by `SWING`."""
     metric = _tightest(best)
+    if set_up(runner.loaded).placement is not None:
+        # An SRAM device has no such coefficients.
+        return {"sensitivity": [], "sensitivity_metric": metric}
 
     def outcome(profile: Profile) -> float | None:
         (result,) = runner.run([best.changes], requests=requests, profile=profile)

@@ -12,7 +12,7 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.steps import load_steps
 from servecast.costmodels.affine import Affine, AffineDraft, StepConstants
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
-from servecast.costmodels.drafting import Drafter, drafter_bytes
+from servecast.costmodels.drafting import Drafter, drafter_bytes, drafter_kv_bytes_per_token
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
@@ -25,7 +25,7 @@ from servecast.costmodels.memory import (
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import NS_PER_S, CostModel
-from servecast.costmodels.specs import HardwareSpec, ModelSpec, Parallelism
+from servecast.costmodels.specs import SRAM, HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.speculative import DraftWork, Heads, Layers, Lookup, Speculative
 from servecast.costmodels.sram_memory import plan_sram
 from servecast.costmodels.versions import (
@@ -66,11 +66,12 @@ from servecast.sim.request import RequestTable
 from servecast.sim.speculation import Speculation
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
+#: Flags of what an SRAM device does not have.
+UNKNOWN_TO_SRAM = {"boot_log": "log that is read", "cpu_offload_gb": "weights outside of it"}
+
 #: Tokens that an SRAM device must hold where nothing is said of the longest request.
 USUAL_LENGTH = 8192
 
-#: Hardware whose only memory is SRAM.
-SRAM = "sram"
 
 #: (max_num_batched_tokens, max_num_seqs) of `vllm serve` 0.32 (EngineArgs.get_batch_defaults)
 #: where there is no GPU; `versions.batch_defaults` has those.
@@ -242,7 +243,9 @@ def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
     if setup.placement is not None:
         if base.fabric is not None:
             return base
-        named = None if asked in (None, NONE) else beside(str(asked), loaded.path)
+        if asked == NONE:
+            raise InputError(f"profile: {setup.hardware.name} has no generic efficiencies")
+        named = None if asked is None else beside(asked, loaded.path)
         found = bundled_fabric() if named is None else fit_of(named)
         if found is None:
             raise InputError(f"profile: {asked} is none of an SRAM device")
@@ -286,11 +289,16 @@ def bounds_of(loaded: LoadedScenario, deployment: Deployment) -> list[Deployment
     wafer, fabric = deployment.wafer, deployment.profile.fabric
     if wafer is None or fabric is None:
         return []
-    terms = terms_of(deployment.model, deployment.hardware, wafer.placement)
-    ends = fabric.extremes(terms)
+    # One user waits for a token, many for the slowest stage.
+    of = (model, hardware, placement) = deployment.model, deployment.hardware, wafer.placement
+    stages = [
+        terms_of(model, hardware, replace(placement, stages=(stage,), crossings=0))
+        for stage in placement.stages
+    ]
+    slowest = max(stages, key=lambda terms: terms.seconds(fabric.constants))
     return [
         build(loaded, replace(deployment.profile, fabric=replace(fabric, constants=constants)))
-        for constants in ends
+        for constants in fabric.ends(terms_of(*of), slowest)
     ]
 
 
@@ -422,14 +430,18 @@ def _on_wafers(setup: Setup) -> Setup:
         raise InputError(
             f"engine.tensor_parallel_size: {setup.hardware.name} takes wafers, not ranks"
         )
+    for key, of in UNKNOWN_TO_SRAM.items():
+        if setup.engine[key]:
+            raise InputError(f"engine.{key}: {setup.hardware.name} has no {of}")
     config, drafter = setup.speculative, setup.drafter
-    beside = 0
+    beside, beside_kv = 0, 0.0
     if config is not None and drafter is not None:
         if config.draft_device is not None:
             raise InputError(
                 f"engine.speculative_config.draft_device: not with {setup.hardware.name}"
             )
         beside = drafter_bytes(drafter, setup.model, setup.hardware)
+        beside_kv = drafter_kv_bytes_per_token(drafter, setup.memory.kv)
     asked = setup.flags.max_model_len
     placement = place(
         setup.model,
@@ -438,6 +450,7 @@ def _on_wafers(setup: Setup) -> Setup:
         setup.wafers,
         tokens=asked or min(setup.model.max_position_embeddings, USUAL_LENGTH),
         beside_bytes=beside,
+        beside_kv_bytes=beside_kv,
     )
     longest = asked or min(setup.model.max_position_embeddings, placement.kv_tokens)
     engine = {**setup.engine, "max_model_len": longest}

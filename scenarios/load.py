@@ -176,7 +176,9 @@ def first_problem(errors: ValidationError, tree: Any) -> tuple[KeyPath, str]:
         path = (*path, first["ctx"]["key"])
     elif first["type"].startswith("union_tag"):
         path = (*path, "kind")
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    # Each of the kinds that a value may be has its own complaint about it.
+    places = len({_key_path(tree, problem["loc"]) for problem in problems})
+    more = f" (and {places - 1} more)" if places > 1 else ""
     return path, message + more
 
 
@@ -191,6 +193,9 @@ def _key_path(tree: Any, loc: KeyPath) -> KeyPath:
         elif isinstance(tree, dict) and step in tree:
             tree = tree[step]
         elif step == "[key]" or (isinstance(tree, dict) and step == tree.get("kind")):
+            continue
+        elif isinstance(tree, bool | int | float | str):
+            # Nothing lies inside a scalar.
             continue
         else:
             tree = None

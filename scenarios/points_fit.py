@@ -28,7 +28,8 @@ def fit_points(path: Path | None, system: str | None, out: Path | None) -> dict[
     if system is not None:
         plain = [point for point in plain if point.hardware == system]
     if not plain:
-        raise InputError(f"{path}: no speed without drafts{f' of {system}' if system else ''}")
+        why = f" ({'; '.join(notes[:3])})" if notes else ""
+        raise InputError(f"{path}: no speed without drafts{f' of {system}' if system else ''}{why}")
     hardware = plain[0].hardware
     try:
         fit: FabricFit = fit_fabric(

@@ -13,6 +13,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -23,7 +24,7 @@ from servecast.costmodels.errors import InputError
 from servecast.reports.stats import paired_interval
 from servecast.scenarios.answer import block_size_words, choice, vllm_command
 from servecast.scenarios.around import limit, sensitivity, surroundings
-from servecast.scenarios.build import beside
+from servecast.scenarios.build import beside, set_up
 from servecast.scenarios.candidates import (
     Candidate,
     Changes,
@@ -247,7 +248,10 @@ class _Search:
             "engine.max_num_batched_tokens": peak["largest_step"],
         }
         caps = {
-            key: min((v for v in self.knobs[key] if v >= need), default=None)
+            key: min(
+                (v for v in self.knobs[key] if isinstance(v, int | float) and v >= need),
+                default=None,
+            )
             for key, need in needed.items()
             if key in self.knobs and result["error"] is None
         }
@@ -429,9 +433,7 @@ class _Search:
             **around,
             "block_size": block_size_words(self.knobs, told),
             "points": [table_row(candidate) for candidate in self.candidates],
-            "devices": best.results[0]["engine"]["tensor_parallel_size"]
-            * best.results[0]["engine"]["pipeline_parallel_size"]
-            * scenario.replicas,
+            "devices": set_up(replace(self.loaded, scenario=scenario)).devices * scenario.replicas,
             "price_per_hour": first.get("cost", {}).get("price_per_hour"),
             "simulated_requests": self.runner.sweep.used_requests,
             "exhaustive_requests": self.size * self.load.requests,

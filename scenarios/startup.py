@@ -237,7 +237,7 @@ def _notes(setup: Setup, plan: MemoryPlan, shortens: bool) -> Iterator[str]:
     model, memory = setup.model, setup.memory
     if plan.fits and plan.tokens_interval[0] < plan.max_model_len and not shortens:
         yield "the interval reaches below one request of max_model_len: it may not start"
-    if plan.fits and plan.after_start_bytes < TIGHT_BYTES:
+    if plan.fits and setup.placement is None and plan.after_start_bytes < TIGHT_BYTES:
         yield (
             f"{max(0.0, plan.after_start_bytes / GIB):.1f} GiB is left when the largest batch is "
             "sampled: graph capture and warm-up have failed with less than 2"
