@@ -1,9 +1,9 @@
 """SRAM devices: layers on regions of a wafer or of many chips, tokens streaming through them.
 
-A model is placed once and stays. Each layer gets a region of cores in proportion to its weights;
-layers that follow one another lie on one wafer as far as it reaches, and a model that is larger is
-cut between layers. The vocabulary's tables are cut over the vocabulary, a part on each wafer. A
-device whose cores are chips (Groq) is one fabric of as many chips as there are.
+A model is placed once and stays. Each layer gets a region of cores in proportion to the number of
+its weights; layers that follow one another lie on one wafer as far as it reaches, and a model that
+is larger is cut between layers. The vocabulary's tables are cut over the vocabulary, a part on each
+wafer. A device whose cores are chips (Groq) is one fabric of as many chips as there are.
 
 A token passes the layers one after another. In a region it takes
 
@@ -123,6 +123,7 @@ class Terms(NamedTuple):
 
 
 class _Layer(NamedTuple):
+    parameters: float
     weight_bytes: float
     active_bytes: float
     flops: float
@@ -223,13 +224,14 @@ def _placed(
     head_bytes = head.parameters * weight_bits(model, "lm_head") / 8 / parts
     stages: list[Stage] = []
     fullest, tokens = 0.0, float("inf")
-    computing_least = 0.0
+    most_parameters = 0.0
     for first, last in groups:
         mine = layers[first:last]
         weights = sum(layer.weight_bytes for layer in mine)
-        # The part of the embedding holds memory and computes nothing.
-        computing = weights + head_bytes
-        computing_least = max(computing_least, computing)
+        # By parameters, not bytes: a head that is left in 16 bits gets no larger beside layers in
+        # 8. The part of the embedding holds memory and computes nothing.
+        parameters = sum(layer.parameters for layer in mine) + head.parameters / parts
+        most_parameters = max(most_parameters, parameters)
         stages += [
             Stage(
                 layer.weight_bytes,
@@ -237,7 +239,7 @@ def _placed(
                 layer.flops,
                 layer.kv_bytes,
                 layer.pair_flops,
-                cores * layer.weight_bytes / computing,
+                cores * layer.parameters / parameters,
                 layer.collectives,
             )
             for layer in mine
@@ -247,7 +249,7 @@ def _placed(
         if a_token:
             tokens = min(tokens, (capacity - weights - each) / a_token)
     flops = 2.0 * head.parameters / parts
-    places = cores * head_bytes / computing_least
+    places = cores * (head.parameters / parts) / most_parameters
     stages.append(Stage(head_bytes, head_bytes, flops, 0.0, 0.0, places, 1.0))
     crossings = 0 if parts == 1 else parts
     each_unit = fullest / (units if one_fabric else 1)
@@ -307,7 +309,7 @@ def _table_bytes(model: ModelSpec) -> float:
 def _layers(model: ModelSpec, kv: KvFormat) -> list[_Layer]:
     """One after another; kinds of layers are spread as models usually have them."""
     n = model.num_layers
-    weights, active, flops, collectives = np.zeros((4, n))
+    parameters, weights, active, flops, collectives = np.zeros((5, n))
     collectives += 1.0
     attends = _spread(model.attention_layers, n)
     for matrix in layer_matrices(model):
@@ -324,6 +326,7 @@ def _layers(model: ModelSpec, kv: KvFormat) -> list[_Layer]:
         elif matrix.group == "fusion":
             where = np.arange(n) < 1
         chosen = model.moe.experts_per_token if matrix.copies > 1 and model.moe else 1
+        parameters[where] += matrix.n * matrix.k * matrix.copies
         weights[where] += size * matrix.copies
         active[where] += size * chosen
         flops[where] += 2.0 * matrix.n * matrix.k * chosen
@@ -333,6 +336,7 @@ def _layers(model: ModelSpec, kv: KvFormat) -> list[_Layer]:
     heads = model.num_attention_heads * model.head_dim
     return [
         _Layer(
+            float(parameters[i]),
             float(weights[i]),
             float(active[i]),
             float(flops[i]),

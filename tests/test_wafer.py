@@ -24,6 +24,7 @@ from servecast.calibration.fabric import (
 from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import BFLOAT16
+from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.shape import StepShape
 from servecast.costmodels.wafer import FabricConstants, Wafer, place, terms_of
 from servecast.costmodels.weights import weight_bytes
@@ -87,6 +88,17 @@ def test_a_model_that_does_not_fit_is_refused_with_what_it_needs() -> None:
     assert place(huge, WSE3, BFLOAT16, 21).kv_tokens > 100_000
     with pytest.raises(InputError, match="needs cores"):
         place(huge, replace(WSE3, cores=0), BFLOAT16)
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq"])
+def test_fewer_bits_leave_more_kv_and_are_never_slower(method: str) -> None:
+    model = load_model("meta-llama/Llama-3.1-8B")
+    small = with_quantization(model, method)
+    placed = place(small, WSE3, BFLOAT16, 1)
+    assert placed.kv_tokens > SMALL.placement.kv_tokens
+    priced = Wafer(small, WSE3, placed, CONSTANTS)
+    assert priced.latency_s <= SMALL.latency_s * (1 + 1e-9)
+    assert priced.stage_s <= SMALL.stage_s * (1 + 1e-9)
 
 
 def test_chips_are_one_fabric() -> None:
