@@ -73,6 +73,11 @@ class Point:
         """Of a token."""
         return 1.0 / self.tokens_per_s
 
+    @property
+    def key(self) -> tuple[str, str, float]:
+        """What tells it from the others, however its model is written."""
+        return self.hardware, self.model.rpartition("/")[2], self.tokens_per_s
+
     def terms(self) -> Terms:
         """What its latency is made of.
 
@@ -120,7 +125,7 @@ class FabricFit:
             shifted = _solve(
                 [replace(p, tokens_per_s=p.tokens_per_s / factor) for p in self.points]
             )
-            if all(_off(point, shifted) <= TOLERANCE + 1e-3 for point in self.points):
+            if all(abs(_off(point, shifted)) <= TOLERANCE + 1e-3 for point in self.points):
                 found.append(shifted)
         return list(dict.fromkeys(found))
 
@@ -158,7 +163,7 @@ class FabricFit:
 
 def _off(point: Point, constants: FabricConstants) -> float:
     """How far the constants are off the time of a point's token, as a share of it."""
-    return abs(point.terms().seconds(constants) / point.seconds - 1)
+    return point.terms().seconds(constants) / point.seconds - 1
 
 
 def _amounts(terms: Terms) -> list[float]:
@@ -192,7 +197,7 @@ def fit_fabric(points: Iterable[Point], name: str, source: str) -> FabricFit:
         raise InputError("points: none that can be fitted")
     constants = _solve(kept)
     for point in kept:
-        miss = point.terms().seconds(constants) / point.seconds - 1
+        miss = _off(point, constants)
         if abs(miss) > TOLERANCE:
             raise InputError(
                 f"points: {point.model} on {point.hardware}: no constants come nearer than "
@@ -355,13 +360,13 @@ def held_against(fit: FabricFit, points: Sequence[Point]) -> list[dict[str, Any]
     low, high, inside, fitted}` in tokens a second; where drafts may have run, `high` has what they
     bring."""
     rows = []
-    fitted = {(p.hardware, p.model.rpartition("/")[2], p.tokens_per_s) for p in fit.points}
+    fitted = {point.key for point in fit.points}
     for point in points:
         terms = point.terms()
         least_s, most_s = fit.range_s(terms)
         gain = 1.0 if point.drafts == "no" else SPECULATION_GAIN
         low, high = 1 / most_s, gain / least_s
-        own = (point.hardware, point.model.rpartition("/")[2], point.tokens_per_s) in fitted
+        own = point.key in fitted
         rows.append(
             {
                 "hardware": point.hardware,
@@ -372,7 +377,7 @@ def held_against(fit: FabricFit, points: Sequence[Point]) -> list[dict[str, Any]
                 "predicted": 1 / terms.seconds(fit.constants),
                 "low": low,
                 "high": high,
-                "inside": _off(point, fit.constants) <= TOLERANCE
+                "inside": abs(_off(point, fit.constants)) <= TOLERANCE
                 if own
                 else low <= point.tokens_per_s <= high,
                 "fitted": own,

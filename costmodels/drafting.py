@@ -70,11 +70,6 @@ class Drafter:
     at_once: bool = False
 
     @property
-    def tokens(self) -> int:
-        """Drafts that one verification takes at most."""
-        return sum(self.widths)
-
-    @property
     def scheduled_as(self) -> str:
         """vLLM's scheduler's view: see `SCHEDULED_AS`."""
         return SCHEDULED_AS[self.method]

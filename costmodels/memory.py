@@ -316,9 +316,7 @@ def plan_memory(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) 
         expert_engines=engine.expert_engines,
         version=engine.version,
     )
-    draft = 0
-    if engine.drafter is not None:
-        draft = drafter_bytes(engine.drafter, model, hardware, engine.version)
+    draft = draft_weight_bytes(model, hardware, engine)
     weights = max(0, loaded - offloaded) + draft
     activation = activation_bytes(model, hardware, engine)
     graphs = graph_bytes(model, hardware, engine)
@@ -426,6 +424,13 @@ def _layers_alike(drafter: Drafter, model: ModelSpec, engine: EngineMemory) -> i
     own = full_layer_kv_bytes_per_token(draft, engine.kv, drafter.parallel.tensor)
     same = own == full_layer_kv_bytes_per_token(model, engine.kv, engine.tensor)
     return draft.attention_layers if same else 0
+
+
+def draft_weight_bytes(model: ModelSpec, hardware: HardwareSpec, engine: EngineMemory) -> int:
+    """Weights that a drafter on the same devices adds."""
+    if engine.drafter is None:
+        return 0
+    return drafter_bytes(engine.drafter, model, hardware, engine.version)
 
 
 def draft_kv_bytes_per_token(engine: EngineMemory) -> float:

@@ -175,6 +175,12 @@ class ModelSpec:
         """Bytes of an unquantised weight or activation."""
         return BYTES_OF_DTYPE[self.dtype]
 
+    @property
+    def compute(self) -> str:
+        """Numbers that its matrices are multiplied in, as `HardwareSpec.peak_flops_per_s` has
+        them."""
+        return self.quantization.compute if self.quantization else "16bit"
+
 
 @dataclass(frozen=True)
 class HardwareSpec:

@@ -4,12 +4,13 @@ Nothing is profiled and nothing kept back: activations stream, and there are no 
 the plan are those of the fullest wafer, or of a chip.
 """
 
-from servecast.costmodels.drafting import drafter_bytes, drafter_kv_bytes_per_token
 from servecast.costmodels.kv_layout import kv_bytes_per_token
 from servecast.costmodels.memory import (
     Doubt,
     EngineMemory,
     MemoryPlan,
+    draft_kv_bytes_per_token,
+    draft_weight_bytes,
     layout_of,
     max_model_len,
 )
@@ -28,12 +29,9 @@ def plan_sram(
     tokens = placement.kv_tokens
     longest = max_model_len(model, engine)
     total, weights = hardware.memory_bytes, round(placement.unit_bytes)
-    a_token = kv_bytes_per_token(model, engine.kv)
-    draft = 0
-    if engine.drafter is not None:
-        a_token += drafter_kv_bytes_per_token(engine.drafter, engine.kv)
-        draft = drafter_bytes(engine.drafter, model, hardware, engine.version)
-    a_token /= placement.units
+    whole = kv_bytes_per_token(model, engine.kv) + draft_kv_bytes_per_token(engine)
+    a_token = whole / placement.units
+    draft = draft_weight_bytes(model, hardware, engine)
     left = total - weights
     if engine.kv_cache_memory_bytes is not None:
         left = min(left, engine.kv_cache_memory_bytes)

@@ -356,9 +356,7 @@ def _spread(count: int, n: int) -> npt.NDArray[np.bool_]:
     return marks
 
 
-def stage_seconds(
-    stage: Stage, hardware: HardwareSpec, compute: str = "16bit"
-) -> tuple[float, float]:
+def stage_seconds(stage: Stage, hardware: HardwareSpec, compute: str) -> tuple[float, float]:
     """(seconds of a token without context, seconds a token of context) of the region's work."""
     share = stage.places / hardware.cores
     peak = hardware.peak_flops_per_s(compute) * share
@@ -370,11 +368,10 @@ def stage_seconds(
 def terms_of(model: ModelSpec, hardware: HardwareSpec, placement: Placement) -> Terms:
     """What the latency of a token is made of."""
     hidden = model.hidden_size
-    compute = model.quantization.compute if model.quantization else "16bit"
     message_s = hidden * model.dtype_bytes / hardware.link_bytes_per_s
     stages = placement.stages
     return Terms(
-        const_s=sum(stage_seconds(stage, hardware, compute)[0] for stage in stages)
+        const_s=sum(stage_seconds(stage, hardware, model.compute)[0] for stage in stages)
         + placement.crossings * message_s,
         fixed=float(len(stages)),
         hops=sum(s.collectives * s.side for s in stages) * hardware.hop_s,
@@ -399,8 +396,7 @@ class Wafer:
         constants: FabricConstants,
     ) -> None:
         self.placement = placement
-        compute = model.quantization.compute if model.quantization else "16bit"
-        seconds = [stage_seconds(stage, hardware, compute) for stage in placement.stages]
+        seconds = [stage_seconds(stage, hardware, model.compute) for stage in placement.stages]
         hidden = model.hidden_size
         collective_s = [
             stage.collectives

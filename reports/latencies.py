@@ -70,3 +70,11 @@ def latency_block(sample: WeightedSample) -> dict[str, Any]:
     stats |= {name: sample.percentile(percent) for name, percent in PERCENTILES.items()}
     stats["max"] = float(sample.values[-1])
     return {"n": sample.n, **{name: value / NS_PER_S for name, value in stats.items()}}
+
+
+def value_at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+    """A number of a summary by its keys, one inside the other."""
+    value: Any = summary
+    for key in path:
+        value = value[key]
+    return None if value is None else float(value)

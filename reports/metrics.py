@@ -16,6 +16,7 @@ from servecast.reports.latencies import (
     latency_samples_ns,
     request_latencies_ns,
     samples_of,
+    value_at,
 )
 from servecast.reports.speculation import acceptance_of, speculation_block
 from servecast.reports.stats import clopper_pearson, mean_interval
@@ -355,18 +356,11 @@ def merge_replications(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     merged: dict[str, Any] = {"n": len(summaries)}
     speculates = "speedup" in summaries[0].get("speculation", {})
     for name, path in {**HEADLINES, **(SPECULATION_HEADLINES if speculates else {})}.items():
-        merged[name] = _student_interval([_at(summary, path) for summary in summaries])
+        merged[name] = _student_interval([value_at(summary, path) for summary in summaries])
     verdicts = [summary["sla"]["met"] for summary in summaries]
     if None not in verdicts:
         merged["sla_met"] = _binomial_interval(sum(verdicts), len(verdicts))
     return {**summaries[0], "replications": merged}
-
-
-def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
-    value: Any = summary
-    for key in path:
-        value = value[key]
-    return None if value is None else float(value)
 
 
 def _student_interval(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from servecast.reports.latencies import completed_rows
+from servecast.reports.latencies import completed_rows, value_at
 from servecast.sim.trace import Trace
 
 IntArray = npt.NDArray[np.int64]
@@ -98,17 +98,10 @@ def speedup(summary: Mapping[str, Any], without: Mapping[str, Any]) -> dict[str,
     """
     found: dict[str, Any] = {"without": {}}
     for name, path, rises in COMPARED:
-        own, other = _at(summary, path), _at(without, path)
+        own, other = value_at(summary, path), value_at(without, path)
         found["without"][name] = other
         if own is None or other is None or min(own, other) <= 0:
             found[name] = None
         else:
             found[name] = own / other if rises else other / own
     return found
-
-
-def _at(summary: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
-    value: Any = summary
-    for key in path:
-        value = value[key]
-    return None if value is None else float(value)

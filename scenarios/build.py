@@ -284,13 +284,13 @@ def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
 
 
 def bounds_of(loaded: LoadedScenario, deployment: Deployment) -> list[Deployment]:
-    """The same with the fastest and the slowest constants that have the speeds they were fitted to;
-    empty where steps do not rest on such constants."""
+    """The same with sets of constants that differ most and have the fitted speeds; empty where
+    steps do not rest on such constants."""
     wafer, fabric = deployment.wafer, deployment.profile.fabric
     if wafer is None or fabric is None:
         return []
     # One user waits for a token, many for the slowest stage.
-    of = (model, hardware, placement) = deployment.model, deployment.hardware, wafer.placement
+    model, hardware, placement = deployment.model, deployment.hardware, wafer.placement
     stages = [
         terms_of(model, hardware, replace(placement, stages=(stage,), crossings=0))
         for stage in placement.stages
@@ -298,7 +298,7 @@ def bounds_of(loaded: LoadedScenario, deployment: Deployment) -> list[Deployment
     slowest = max(stages, key=lambda terms: terms.seconds(fabric.constants))
     return [
         build(loaded, replace(deployment.profile, fabric=replace(fabric, constants=constants)))
-        for constants in fabric.ends(terms_of(*of), slowest)
+        for constants in fabric.ends(terms_of(model, hardware, placement), slowest)
     ]
 
 
@@ -467,7 +467,7 @@ def _on_wafers(setup: Setup) -> Setup:
 
 def _pool(setup: Setup, scenario: Path) -> MemoryPlan:
     """The start-up that is simulated: predicted, or as `boot_log` has it."""
-    found = None if setup.placement is not None else boot_log_of(setup, scenario)
+    found = boot_log_of(setup, scenario)
     if found is None:
         return setup.plan
     blocks = found.pool_blocks(setup.memory, setup.plan.layout)
@@ -722,22 +722,29 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         num_speculative_tokens=setup.memory.num_speculative_tokens,
         swap_blocks=int(engine["swap_space"] * GIB // memory.block_bytes) if swap else 0,
     )
-    deployment = Deployment(
-        model, hardware, parallel, engine, memory, limits, cost, profile, config
-    )
-    if wafer is not None:
-        deployment = replace(deployment, wafer=wafer)
-    if config is not None and drafter is not None and drafter.method == "draft_model":
-        positions = drafter.model.max_position_embeddings if drafter.model else 0
+    draft_hardware, draft_devices, longest_draft = None, 0, None
+    if drafter is not None and drafter.method == "draft_model" and drafter.model is not None:
+        positions = drafter.model.max_position_embeddings
         if 0 < positions < engine["max_model_len"]:
-            deployment = replace(deployment, longest_draft=positions)
-    if config is None or config.draft_device is None or drafter is None:
-        return deployment
-    _check_draft_device(setup, drafter, load_hardware(config.draft_device.hardware))
-    return replace(
-        deployment,
-        draft_hardware=load_hardware(config.draft_device.hardware),
-        draft_devices=drafter.parallel.devices,
+            longest_draft = positions
+    if config is not None and drafter is not None and config.draft_device is not None:
+        draft_hardware = load_hardware(config.draft_device.hardware)
+        draft_devices = drafter.parallel.devices
+        _check_draft_device(setup, drafter, draft_hardware)
+    return Deployment(
+        model,
+        hardware,
+        parallel,
+        engine,
+        memory,
+        limits,
+        cost,
+        profile,
+        config,
+        draft_hardware,
+        draft_devices,
+        wafer,
+        longest_draft,
     )
 
 
@@ -777,9 +784,7 @@ def _with_drafts_on_wafers(wafer: Wafer, setup: Setup, constants: FabricConstant
     elif drafter.model is not None:
         # Its layers have their part of the cores, as everything has that lies on the wafer.
         own = place(drafter.model, setup.hardware, setup.memory.kv)
-        held = placement.unit_bytes * placement.units
-        share = min(1.0, own.unit_bytes * own.units / held * placement.units / own.units)
-        small = on_a_share(own, share)
+        small = on_a_share(own, min(1.0, own.unit_bytes / placement.unit_bytes))
         layers = Wafer(drafter.model, setup.hardware, small, constants)
         work = Layers(layers, drafter.widths, at_once=drafter.at_once)
     return Speculative(wafer, work, hides_host=False)

@@ -155,15 +155,14 @@ def speculation_of(
     Raises InputError for an acceptance that cannot be read.
     """
     classes = scenario.workload.classes or ()
-    own = [c.acceptance for c in classes] or [None]
-    base = config.acceptance
+    blocks = [c.acceptance or config.acceptance for c in classes] or [config.acceptance]
+    # Once for each: a recording is a file.
+    domains = {block: tuple(_domains(block, config, folder)) for block in dict.fromkeys(blocks)}
     widths = config.widths
     tokens = sum(widths)
     adaptive = config.adaptive
     return Speculation(
-        acceptance=Acceptance(
-            tuple(tuple(_domains(block or base, config, folder)) for block in own)
-        ),
+        acceptance=Acceptance(tuple(domains[block] for block in blocks)),
         seed=seed,
         tokens=tokens,
         depth=len(widths),

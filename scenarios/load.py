@@ -194,8 +194,8 @@ def _key_path(tree: Any, loc: KeyPath) -> KeyPath:
             tree = tree[step]
         elif step == "[key]" or (isinstance(tree, dict) and step == tree.get("kind")):
             continue
-        elif isinstance(tree, bool | int | float | str):
-            # Nothing lies inside a scalar.
+        elif tree is not None and not isinstance(tree, dict):
+            # Only a block has keys.
             continue
         else:
             tree = None

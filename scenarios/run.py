@@ -7,6 +7,7 @@ from typing import Any
 
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.shape import NS_PER_S
+from servecast.reports.latencies import value_at
 from servecast.reports.metrics import SPAN_METRICS, RunFacts, merge_replications, summarise
 from servecast.reports.speculation import speedup
 from servecast.scenarios.build import (
@@ -21,6 +22,7 @@ from servecast.scenarios.factors import change
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Scenario
 from servecast.scenarios.workload import build_requests
+from servecast.sim.request import RequestTable
 from servecast.sim.trace import Trace
 from servecast.sim.world import Fleet
 
@@ -71,8 +73,9 @@ def run(
     total = replications * len(runs) + len(bounds)
     results = []
     for i in range(replications):
+        load = _requests(loaded, first + i)
         with_speculation, *without = (
-            _replicate(*each, first + i, i * len(runs) + number, total, progress)
+            _replicate(*each, load, first + i, i * len(runs) + number, total, progress)
             for number, each in enumerate(runs)
         )
         if without:
@@ -80,10 +83,11 @@ def run(
         results.append(with_speculation)
     summary, facts, trace = results[0]
     if bounds:
+        load, before = _requests(loaded, first), total - len(bounds)
         summary["calibration_interval"] = _span(
             [summary]
             + [
-                _replicate(loaded, bound, first, total - len(bounds) + i, total, progress)[0]
+                _replicate(loaded, bound, load, first, before + i, total, progress)[0]
                 for i, bound in enumerate(bounds)
             ]
         )
@@ -93,17 +97,11 @@ def run(
 
 
 def _span(ends: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Least and most of headline metrics over the run and both ends of what its calibration leaves
+    """Least and most of headline metrics over the run and the ends of what its calibration leaves
     open."""
     found: dict[str, list[float | None]] = {}
     for name, path in SPAN_METRICS.items():
-        values: list[float] = []
-        for summary in ends:
-            value: Any = summary
-            for key in path:
-                value = value[key]
-            if value is not None:
-                values.append(float(value))
+        values = [v for summary in ends if (v := value_at(summary, path)) is not None]
         found[name] = [min(values), max(values)] if len(values) == len(ends) else [None, None]
     return found
 
@@ -122,19 +120,26 @@ def _compare(summary: dict[str, Any], without: dict[str, Any]) -> None:
         entry["speculation"]["speedup"] = speedup(own, other)
 
 
-def _replicate(
-    loaded: LoadedScenario,
-    deployment: Deployment,
-    seed: int,
-    number: int,
-    replications: int,
-    progress: Progress | None,
-) -> tuple[dict[str, Any], RunFacts, Trace]:
+def _requests(loaded: LoadedScenario, seed: int) -> tuple[RequestTable, tuple[str, ...]]:
+    """The load, and what is to be said of it."""
     warnings: list[str] = []
     try:
         table = build_requests(loaded.scenario, loaded.path.parent, seed, warnings.append)
     except InputError as error:
         raise InputError(f"{loaded.path}: {error}") from None
+    return table, tuple(warnings)
+
+
+def _replicate(
+    loaded: LoadedScenario,
+    deployment: Deployment,
+    load: tuple[RequestTable, tuple[str, ...]],
+    seed: int,
+    number: int,
+    replications: int,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], RunFacts, Trace]:
+    table, warnings = load[0], list(load[1])
     if deployment.engine["batching"] == "static" and any(
         clause.startswith(("itl", "tpot")) for clause in loaded.scenario.sla
     ):
@@ -181,9 +186,7 @@ def run_facts(
         block_size=deployment.limits.block_size,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         memory=memory_summary(memory),
-        peak_flops_per_s=hardware.peak_flops_per_s(
-            deployment.model.quantization.compute if deployment.model.quantization else "16bit"
-        ),
+        peak_flops_per_s=hardware.peak_flops_per_s(deployment.model.compute),
         bandwidth_bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
         sla=dict(scenario.sla),
         class_sla={c.name: c.sla for c in scenario.workload.classes or () if c.sla is not None},

@@ -234,9 +234,9 @@ class Draws:
         self._most = most
         self._width = FIRST + next(width for width in WIDTHS if width >= most)
         root = stream(seed, "acceptance")
-        self._key = int(root.integers(2**63))
+        key = int(root.integers(2**63))
         self._domain = root.random(len(table))
-        self._bits = np.random.Philox(key=self._key)
+        self._bits = np.random.Philox(key=key)
         self._state = self._bits.state
         self._generator = np.random.Generator(self._bits)
         self._rows: dict[int, tuple[bytes, bool]] = {}

@@ -78,6 +78,10 @@ class AdaptiveTokens:
     least: int = 4
     most: int = 8
 
+    def first(self, tokens: int) -> int:
+        """A request's k until a window is over."""
+        return min(max(tokens, self.least), self.most)
+
 
 @dataclass(frozen=True)
 class Speculation:
@@ -120,10 +124,14 @@ class Speculation:
         return max([self.tokens, *listed, *adaptive])
 
     @property
+    def most_depth(self) -> int:
+        """Drafts that can be accepted in any round."""
+        return self.depth if self.depth < self.tokens else self.most_tokens
+
+    @property
     def most_accepted(self) -> int:
         """What a round's luck is drawn for: where drafts are made ahead, one token more."""
-        depth = self.depth if self.depth < self.tokens else self.most_tokens
-        return depth + self.ahead
+        return self.most_depth + self.ahead
 
     @property
     def by_sequence(self) -> bool:
@@ -144,7 +152,7 @@ class Speculator:
     def __init__(self, settings: Speculation, draws: Draws, cost: CostModel) -> None:
         self._settings = settings
         self._draws = draws
-        self.depth = settings.depth if settings.depth < settings.tokens else settings.most_tokens
+        self.depth = settings.most_depth
         #: how often so many drafts had so many accepted
         self.tally: Counter[tuple[int, int]] = Counter()
         self._goodput = Goodput(settings.tokens, cost) if settings.goodput else None
@@ -180,7 +188,7 @@ class Speculator:
         if s.longest is not None and seq.known_tokens + s.most_tokens >= s.longest:
             return 0
         if s.adaptive is not None:
-            return seq.adapted or min(max(s.tokens, s.adaptive.least), s.adaptive.most)
+            return seq.adapted or s.adaptive.first(s.tokens)
         return self._step_tokens
 
     def proposal(self, seq: Sequence, tokens: int) -> int:
@@ -238,7 +246,7 @@ class Speculator:
         if seq.window_rounds < rule.window:
             return
         share = seq.window_accepted / seq.window_drafts
-        now = seq.adapted or min(max(self._settings.tokens, rule.least), rule.most)
+        now = seq.adapted or rule.first(self._settings.tokens)
         if share > rule.raise_above:
             now = min(now + 1, rule.most)
         elif share < rule.lower_below:
