@@ -201,7 +201,8 @@ class Kernels(Beside):
         slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
-        cold = float(grid.factor(grid.axes[0][0], wide, deep)[0])
+        few = np.array([rows for rows in grid.axes[0] if rows <= COLD_ROWS] or grid.axes[0][:1])
+        cold = float(grid.factor(few, wide, deep).min())
         least = n * k * weight_bits / 8 / bandwidth * cold
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
         return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least), dips=True)
@@ -310,6 +311,7 @@ def _by_size(factors: Mapping[int, float], size: int) -> float:
 #: So nothing is read faster than by the kernels on tensors far too large for
 #: any cache: matrices of this width (0.5 GB), contexts of these sizes.
 COLD_WIDTH = 16_384.0
+COLD_ROWS = 64
 COLD_CONTEXT = 8_192.0
 COLD_SEQUENCES = 64.0
 
