@@ -192,6 +192,12 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
         "kv_heads": (1, 2, 4, 8),
         "group": (1, 2, 4, 5, 8, 12, 16),
     },
+    "mixed": {
+        "new": (16, 128, 512, 1024, 2048),
+        "streams": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+        "context": (16, 64, 256, 1024, 4096, 16384),
+        "group": (1, 2, 4, 8, 16),
+    },
 }
 
 #: Matrices narrower than this (gates, routers) are not fitted: nothing of a step's time is in them.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from servecast.calibration.fit import Rows, fit_family
+from servecast.calibration.fit import Rows, fit_curve, fit_family
 from servecast.calibration.store import KernelProfile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
@@ -21,7 +21,7 @@ from servecast.costmodels.kernels import (
     gemm_form_s,
     prefill_form_s,
 )
-from servecast.costmodels.operators import pair_flops_of
+from servecast.costmodels.operators import pair_flops_of, small_bytes
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 from servecast.costmodels.weights import kv_heads, layer_matrices, lm_head
 
@@ -33,8 +33,15 @@ MATRICES = {
     "down_proj": "mlp_down",
 }
 
-#: Small kernels, and how often a layer runs each.
+#: Small kernels, and how often a layer runs each; writing KV is in the rows of attention.
 SMALL = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
+
+#: Decodes that take less alone, or less of a mixed batch, say nothing but noise.
+MIXED_LEAST_S = 20e-6
+MIXED_SHARE = 0.2
+
+#: More coordinates than these are thinned.
+MIXED_POINTS = 4
 
 SYSTEMS = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
 
@@ -52,7 +59,9 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
     gemm: Columns = defaultdict(list)
     prefill: Columns = defaultdict(list)
     decode: Columns = defaultdict(list)
-    small: list[float] = []
+    mixed: Columns = defaultdict(list)
+    small: Columns = defaultdict(list)
+    sampling: Columns = defaultdict(list)
     for dense in splits:
         split = dense.parent
         model = load_model("/".join(split.parts[-4:-2]))
@@ -60,13 +69,20 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
         if model.moe is not None:
             continue
         _add_gemms(gemm, split, model, tensor)
-        _add_attention(prefill, decode, split / "attention.csv", model, tensor)
-        small += _small_kernels(dense)
+        _add_attention(prefill, decode, mixed, split / "attention.csv", model, tensor)
+        _add_small(small, dense, small_bytes(model, tensor))
+        for layer, (sequences, time_us) in _rows(
+            split / "per_sequence.csv", "layer", "sequences", "time_us"
+        ):
+            if layer == "sampler":
+                _add(sampling, size=sequences * model.vocab_size, seconds=time_us / 1e6)
     families = {
         "gemm 16bit": fit_family("gemm", _gemm_rows(gemm, hardware)),
         "prefill 16": fit_family("prefill", _prefill_rows(prefill, hardware)),
         "decode 16": fit_family("decode", _decode_rows(decode, hardware)),
     }
+    if mixed:
+        families["mixed 16"] = fit_family("mixed", _mixed_rows(mixed), MIXED_POINTS)
     return KernelProfile(
         name=name,
         hardware=hardware.name,
@@ -78,7 +94,8 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
             "timed": "one layer with dummy weights, three iterations, eager",
         },
         families=families,
-        small_kernel_s=float(np.mean(small)),
+        small=fit_curve(np.array(small["size"]), np.array(small["seconds"])),
+        sampling=fit_curve(np.array(sampling["size"]), np.array(sampling["seconds"])),
     )
 
 
@@ -115,13 +132,15 @@ def _add_gemms(found: Columns, split: Path, model: ModelSpec, tensor: int) -> No
 
 
 def _add_attention(
-    prefill: Columns, decode: Columns, path: Path, model: ModelSpec, tensor: int
+    prefill: Columns, decode: Columns, mixed: Columns, path: Path, model: ModelSpec, tensor: int
 ) -> None:
+    """Prompts alone, decodes alone, and what decodes take beside a prompt."""
     heads, own = model.num_attention_heads // tensor, kv_heads(model, tensor)
     pair_flops, _ = pair_flops_of(model, tensor)
     columns = ("prefill_chunk", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-    for _, (chunk, before, sequences, context, time_us) in _rows(path, *columns):
-        shared = {"group": heads / own, "seconds": time_us / 1e6}
+    seconds = {tuple(shape): us / 1e6 for _, (*shape, us) in _rows(path, *columns)}
+    for (chunk, before, sequences, context), own_s in seconds.items():
+        shared = {"group": heads / own, "seconds": own_s}
         if chunk and not sequences and not before:
             _add(prefill, new=chunk, heads=heads, pair_flops=pair_flops, **shared)
         elif sequences and not chunk and not before:
@@ -134,6 +153,19 @@ def _add_attention(
                 token_bytes=token_bytes,
                 **shared,
             )
+        elif chunk and sequences and context:
+            alone_s = seconds.get((0.0, 0.0, sequences, context))
+            prompt_s = seconds.get((chunk, before, 0.0, 0.0))
+            if alone_s and prompt_s and alone_s > max(MIXED_LEAST_S, MIXED_SHARE * own_s):
+                _add(
+                    mixed,
+                    new=chunk,
+                    streams=sequences * own,
+                    context=context,
+                    group=heads / own,
+                    seconds=max(own_s - prompt_s, alone_s),
+                    alone_s=alone_s,
+                )
 
 
 def _add(found: Columns, **values: float) -> None:
@@ -141,14 +173,16 @@ def _add(found: Columns, **values: float) -> None:
         found[name].append(value)
 
 
-def _small_kernels(dense: Path) -> list[float]:
-    """Seconds of each small kernel of a layer, for one token."""
-    times = {
-        layer: time_us / 1e6
-        for layer, (tokens, time_us) in _rows(dense, "layer", "tokens", "time_us")
-        if tokens == 1
-    }
-    return [times[layer] for layer, count in SMALL.items() if layer in times for _ in range(count)]
+def _add_small(found: Columns, dense: Path, token_bytes: float) -> None:
+    """Seconds of a layer's small kernels together, by their traffic."""
+    times: dict[float, dict[str, float]] = defaultdict(dict)
+    for layer, (tokens, time_us) in _rows(dense, "layer", "tokens", "time_us"):
+        if layer in SMALL:
+            times[tokens][layer] = time_us / 1e6
+    for tokens, own in times.items():
+        if len(own) == len(SMALL):
+            seconds = sum(count * own[layer] for layer, count in SMALL.items())
+            _add(found, size=tokens * token_bytes, seconds=seconds)
 
 
 def _columns(found: Columns, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -182,3 +216,8 @@ def _decode_rows(found: Columns, hardware: HardwareSpec) -> Rows:
         hardware.memory_bandwidth_bytes_per_s,
     )
     return Rows(shape, np.array(found["seconds"], float), form)
+
+
+def _mixed_rows(found: Columns) -> Rows:
+    shape = _columns(found, ("new", "streams", "context", "group"))
+    return Rows(shape, np.array(found["seconds"], float), np.array(found["alone_s"], float))

@@ -32,6 +32,7 @@ AXES = {
     "experts": ("rows", "width", "met"),
     "prefill": ("new", "heads", "group"),
     "decode": ("sequences", "context", "kv_heads", "group"),
+    "mixed": ("new", "streams", "context", "group"),
 }
 
 MOST_POINTS = 1_000_000
@@ -111,6 +112,7 @@ class KernelProfile(Beside):
             experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
             decode={int(bits): grid for bits, grid in of("decode").items()},
+            mixed={int(bits): grid for bits, grid in of("mixed").items()},
             **{own.name: getattr(self, own.name) for own in fields(Beside)},
         )
 
@@ -218,7 +220,8 @@ def _small(value: Any) -> float:
 
 def _family(name: str, row: Mapping[str, Any]) -> Family:
     kind, _, key = name.partition(" ")
-    if kind not in AXES or (kind in ("prefill", "decode") and not key.isdigit()) or not key:
+    bits = kind in ("prefill", "decode", "mixed")
+    if kind not in AXES or (bits and not key.isdigit()) or not key:
         raise ValueError(f"{name}: not a family of kernels")
     axes = tuple(_axis(row["axes"][axis]) for axis in AXES[name.split(" ")[0]])
     shape = tuple(map(len, axes))

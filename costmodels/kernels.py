@@ -6,8 +6,10 @@ logarithm is interpolated linearly in the logarithms of the shape; outside, the 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
@@ -59,6 +61,46 @@ class Grid:
             total = total + weight * self.values[tuple(index)]
         factor: FloatArray = np.exp2(total)
         return factor
+
+    def at_last(self, coordinate: float) -> "Grid":
+        """The grid of the other dimensions, at a point of the last one."""
+        low, share = _cell(self.axes[-1], np.array([coordinate]))
+        high = min(int(low[0]) + 1, len(self.axes[-1]) - 1)
+        values = (1.0 - share) * self.values[..., int(low[0])] + share * self.values[..., high]
+        return Grid(self.axes[:-1], values)
+
+    def at(self, *coordinates: float) -> float:
+        """`factor` of one point, fast."""
+        corners = [(0, 1.0)]
+        for (logs, stride), coordinate in zip(self._steps, coordinates, strict=True):
+            place = math.log2(coordinate) if coordinate > 0 else logs[0]
+            if place <= logs[0]:
+                continue
+            if place >= logs[-1]:
+                corners = [(at + (len(logs) - 1) * stride, weight) for at, weight in corners]
+                continue
+            low = bisect_right(logs, place) - 1
+            share = (place - logs[low]) / (logs[low + 1] - logs[low])
+            corners = [
+                (at + (low + upper) * stride, weight * (share if upper else 1.0 - share))
+                for at, weight in corners
+                for upper in (0, 1)
+            ]
+        return float(2.0 ** sum(self._flat[at] * weight for at, weight in corners))
+
+    @cached_property
+    def _flat(self) -> list[float]:
+        flat: list[float] = self.values.ravel().tolist()
+        return flat
+
+    @cached_property
+    def _steps(self) -> list[tuple[list[float], int]]:
+        """Logarithms of each axis, and how far apart in `_flat` its points are."""
+        found, stride = [], 1
+        for axis in reversed(self.axes):
+            found.append(([math.log2(x) for x in axis], stride))
+            stride *= len(axis)
+        return found[::-1]
 
 
 def _cell(axis: tuple[float, ...], point: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
@@ -131,6 +173,9 @@ class Kernels(Beside):
         met), width (numbers of one of its matrices, hidden x intermediate), experts met
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
+    mixed : by bits of a KV number: decodes beside a prompt, in one kernel, over the same decodes
+        alone: axes new tokens of the prompt, KV heads of all sequences that decode, context, query
+        heads a KV head
     scale : on every time, to see what an error of so much would do
     rates : name of an efficiency (`costmodels.efficiency.Efficiency`) to how much faster than
         measured what it stands for is taken to be, likewise
@@ -141,13 +186,14 @@ class Kernels(Beside):
     experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
+    mixed: Mapping[int, Grid] = field(default_factory=dict)
     scale: float = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        for grids in (self.gemm, self.experts, self.prefill, self.decode):
+        for grids in (self.gemm, self.experts, self.prefill, self.decode, self.mixed):
             for key, grid in sorted(grids.items(), key=lambda item: str(item[0])):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
@@ -270,6 +316,22 @@ class Kernels(Beside):
         cold = float(grid.factor(many, long, heads, group)[0])
         read_s = sequences * context * token_bytes / bandwidth
         return through(context * sequences, scale * np.maximum(form * factor, read_s * cold))
+
+    def mixed_grid(self, kv_bits: float, group: float) -> Grid | None:
+        """How much longer decodes take in one kernel with a prompt, by its new tokens, KV heads of
+        all sequences that decode, and their mean context; None where that was not measured.
+
+        FlashAttention 2 lets query heads of a group read their KV together in batches of decodes
+        alone. Groups smaller than any measured are taken to lose less, and those of one nothing.
+        """
+        grid = self.mixed.get(round(kv_bits))
+        if grid is None:
+            return None
+        least = grid.axes[-1][0]
+        found = grid.at_last(group)
+        if group < least:
+            found = replace(found, values=found.values * math.log2(group) / math.log2(least))
+        return found
 
     def prefill_lines(
         self,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from servecast.costmodels.collectives import all_gather_s
 from servecast.costmodels.efficiency import GENERIC, Efficiency
 from servecast.costmodels.graphs import padded_tokens
-from servecast.costmodels.kernels import Kernels
+from servecast.costmodels.kernels import Grid, Kernels
 from servecast.costmodels.kv_format import BFLOAT16, KvFormat
 from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.operators import (
@@ -109,6 +109,8 @@ class Roofline:
         self._head = gemm(model, head, hardware, efficiency)
         self._head_lines = self._matrix_lines(head)
         self._prefill_lines = self._chunk_lines()
+        self._kv_heads = kv_heads(model, parallel.tensor)
+        self._mixed = self._mixed_grid()
         self._elementwise_s = elementwise_s(model, hardware, parallel.tensor, efficiency)
         self._launch_s = kernels(model) * efficiency.launch_s
         self._small_s = 0.0
@@ -155,6 +157,9 @@ class Roofline:
             decode_s, decode_flops, decode_bytes = self._price_decodes(
                 decodes, decode_tokens, context
             )
+            if prefills and self._mixed is not None and decode_tokens == decodes:
+                new = tokens - decode_tokens
+                decode_s *= self._mixed.at(new, decodes * self._kv_heads, context / decodes)
             flops += decode_flops
             moved += decode_bytes
         device_s = gemm_s + prefill_s + decode_s + moe_s + collective_s + sampling_s
@@ -212,6 +217,12 @@ class Roofline:
         return self._measured.prefill_lines(
             self.hardware, self._kv.bits, heads, group, self._attention.pair_flops
         )
+
+    def _mixed_grid(self) -> Grid | None:
+        if self._measured is None or self.model.mla is not None:
+            return None
+        group = self.model.num_attention_heads // self.parallel.tensor / self._kv_heads
+        return self._measured.mixed_grid(self._kv.bits, group)
 
     def _communication_s(self, tokens: int) -> float:
         """All-reduces and hand-overs, the former measured where they were."""

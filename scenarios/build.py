@@ -256,7 +256,8 @@ def calibrated(setup: Setup, loaded: LoadedScenario, base: Profile) -> Profile:
     name = profile_name(setup, loaded)
     if name is None:
         return base
-    return measured(base, name, setup.model, setup.hardware, setup.memory.kv, setup.memory.tensor)
+    memory = setup.memory
+    return measured(base, name, setup.model, setup.hardware, memory.kv, memory.tensor, v0=memory.v0)
 
 
 def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:

@@ -1,7 +1,7 @@
 """Measured kernels for a deployment: which profile, and what of it does not cover the model."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
 
@@ -9,7 +9,7 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.store import KernelProfile, load_profile, profile_names
 from servecast.costmodels.catalogue import hardware_names, load_hardware
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import Kernels
+from servecast.costmodels.kernels import Grid, Kernels
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
@@ -20,6 +20,12 @@ NONE = "generic"
 
 #: Profiles measured over many widths, so that other devices may borrow their corrections.
 WIDE = ("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200", "gb200", "l40s", "rtx-pro-6000")
+
+#: Major compute capabilities on which vLLM attends with FlashAttention 2.
+FLASH_ATTENTION_2 = (8, 12)
+
+#: The profile whose mixed batches stand for those of devices that have none measured.
+MIXED = "rtx-pro-6000-llmservingsim"
 
 
 def profile_of(asked: str | None, hardware: HardwareSpec) -> str | None:
@@ -68,14 +74,16 @@ def measured(
     hardware: HardwareSpec,
     kv: KvFormat,
     tensor: int = 1,
+    v0: bool = False,
 ) -> Profile:
     """The base profile with the kernels of another; its label says what they do not cover.
 
-    Where the base differs from the generic one, the kernels and the host's time differ as much.
+    `v0` is the engine before V1, which runs prompts and decodes one after the other. Where the base
+    differs from the generic one, the kernels and the host's time differ as much.
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    kernels = found.kernels()
+    kernels = replace(found.kernels(), mixed={} if v0 else mixed_of(found, hardware))
     label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
@@ -94,6 +102,19 @@ def measured(
         host_sequence_s=host * found.host.sequence_s,
         host_layer_s=base.host_layer_s if found.host.layer_s is None else found.host.layer_s,
     )
+
+
+def mixed_of(found: KernelProfile, hardware: HardwareSpec) -> Mapping[int, Grid]:
+    """What decodes take longer in one kernel with a prompt: own rows, or those of a relative.
+
+    That is so in FlashAttention 2, vLLM's on GPUs of compute capability 8 and 12: version 3 on
+    Hopper packs query heads in mixed batches too, and on data-centre Blackwell the two are
+    kernels of their own.
+    """
+    own = found.kernels().mixed
+    if own or math.floor(hardware.compute_capability) not in FLASH_ATTENTION_2:
+        return own
+    return load_profile(MIXED).kernels().mixed
 
 
 def kernels_label(

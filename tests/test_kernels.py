@@ -106,6 +106,15 @@ def test_a_grid_holds_at_its_points_between_them_and_past_its_edges() -> None:
     assert both.tolist() == [float(grid.factor(1, 8)[0]), float(grid.factor(2, 8)[0])]
 
 
+@given(st.tuples(*[st.floats(0.01, 1e5)] * 3))
+def test_one_point_of_a_grid_is_what_many_are(at: tuple[float, ...]) -> None:
+    axes = ((1.0, 4.0, 9.0), (2.0, 8.0), (3.0,))
+    grid = Grid(axes, np.random.default_rng(1).normal(size=(3, 2, 1)))
+    assert grid.at(*at) == pytest.approx(float(grid.factor(*at)[0]))
+    assert grid.at_last(5.0).at(*at[:2]) == pytest.approx(grid.at(*at[:2], 5.0))
+    assert grid.at(0.0, 2.0, 3.0) == grid.at(1.0, 2.0, 3.0)
+
+
 def test_a_curve_grows_with_its_size_past_the_end() -> None:
     curve = Curve((1.0, 4.0), (1.0, 2.0))
     assert [curve.at(size) for size in (0.1, 1, 2, 4, 8)] == pytest.approx(
@@ -204,6 +213,49 @@ def test_more_kv_heads_than_were_measured_are_more_sequences() -> None:
     many = kernels.decode_lines(H100, 16, 16, 8, 1.0, 8 * 512.0)
     assert wide is not None and many is not None
     assert wide.at(4 * 1000) == pytest.approx(many.at(16 * 1000), rel=1e-9)
+
+
+def beside_a_prompt(tmp_path: Path, hardware: str, model: str, **engine: Any) -> float:
+    """What 64 decodes take in a step with a prompt, over what they take alone."""
+    path = tmp_path / "scenario.yaml"
+    text = SCENARIO.replace("profile: {profile}", "").replace("meta-llama/Llama-3.1-8B", model)
+    path.write_text(text.format(hardware=hardware))
+    changes = [f"engine.{key}={json.dumps(value)}" for key, value in engine.items()]
+    cost = build(load_scenario(path, changes)).cost
+    alone = cost.step(StepShape((), 64, 64, 64_000, 64)).attention_decode_s
+    return cost.step(StepShape(((500, 0),), 64, 64, 64_000, 65)).attention_decode_s / alone
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model", "engine", "least", "most"),
+    [
+        ("rtx-4090", "Llama-3.1-8B", {}, 1.9, 2.2),
+        ("rtx-pro-6000", "Llama-3.1-8B", {}, 1.4, 1.8),
+        # As long as heads are read by themselves, nothing is lost.
+        ("a100-sxm-80gb", "Llama-2-7b-chat-hf", {"max_model_len": 4096}, 1.0, 1.0),
+        ("a100-sxm-80gb", "Llama-3.1-8B", {}, 1.4, 1.8),
+        ("a100-sxm-80gb", "Llama-3.1-8B", {"vllm_version": "0.7.3"}, 1.0, 1.0),
+        ("h100-sxm", "Llama-3.1-8B", {}, 1.0, 1.0),
+        ("b200", "Llama-3.1-8B", {}, 1.0, 1.0),
+    ],
+)
+def test_decodes_beside_a_prompt_take_longer_in_flashattention_2(
+    tmp_path: Path, hardware: str, model: str, engine: dict[str, Any], least: float, most: float
+) -> None:
+    found = beside_a_prompt(tmp_path, hardware, model, **engine)
+    assert least - 1e-9 <= found <= most + 1e-9
+
+
+def test_one_slow_kernel_does_not_slow_all_matrices() -> None:
+    """A library's bad choice for one row is no sign of what memory gives."""
+    axes = ((1.0, 8.0), (4096.0, 16384.0), (4096.0, 16384.0))
+    values = np.zeros((2, 2, 2))
+    values[0, 1, 1] = 1.0  # twice as long
+    kernels = Kernels("x", gemm={"16bit": Grid(axes, values)})
+    lines = kernels.gemm_lines(H100, "16bit", 16384, 4096, 16.0)
+    assert lines is not None
+    form = gemm_form_s(np.array([8.0]), 16384, 4096, H100.peak_flops_per_s(), 3.35e12)
+    assert lines.at(8) == pytest.approx(float(form[0]), rel=1e-6)
 
 
 # --- fits
@@ -525,14 +577,17 @@ def small_csvs(folder: Path) -> Path:
     dense = ["layer,tokens,time_us"]
     for layer in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
         dense += [f"{layer},{tokens},{100 + tokens}" for tokens in (1, 8, 64, 512)]
-    dense += [f"{layer},1,2.0" for layer in ("layernorm", "rotary_emb", "act_fn", "embedding")]
+    small = ("layernorm", "rotary_emb", "act_fn", "embedding")
+    dense += [f"{layer},{tokens},{tokens + 1}" for layer in small for tokens in (1, 512)]
     (split / "dense.csv").write_text("\n".join(dense) + "\n")
     head = [f"lm_head,{n},{1000 + n}" for n in (1, 8, 64)]
+    head += [f"sampler,{n},{20 + n}" for n in (1, 64)]
     (split / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]) + "\n")
     rows = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
     rows += [f"{new},0,0,0,{10 + new}" for new in (16, 128, 1024)]
     rows += [f"0,0,{n},{kv},{10 + n * kv / 1000}" for n in (1, 8, 64) for kv in (16, 1024)]
-    rows += ["16,0,8,1024,30"]
+    # Beside a prompt of 26 us, decodes of 18 and 76 us take twice as long.
+    rows += ["16,0,8,1024,62.384", "16,0,64,1024,177.072"]
     (split / "attention.csv").write_text("\n".join(rows) + "\n")
     return split
 
@@ -541,9 +596,12 @@ def test_tables_of_llmservingsim(tmp_path: Path) -> None:
     small_csvs(tmp_path)
     hardware = load_hardware("rtx-4090")
     profile = llmservingsim.fit_system(tmp_path / "RTX4090", hardware, "x")
-    assert profile.small_kernel_s == pytest.approx(2e-6)
+    assert profile.small is not None and profile.sampling is not None
+    assert profile.small.seconds == pytest.approx((4 * 2e-6, 4 * 513e-6))
+    assert profile.sampling.at(64 * 128_256) == pytest.approx(84e-6)
     rows = {name: family.rows for name, family in profile.families.items()}
-    assert rows == {"gemm 16bit": 19, "prefill 16": 3, "decode 16": 6}
+    assert rows == {"gemm 16bit": 19, "prefill 16": 3, "decode 16": 6, "mixed 16": 1}
+    assert profile.families["mixed 16"].grid.values == pytest.approx(1.0)
     lines = profile.kernels().gemm_lines(hardware, "16bit", 4096, 14336, 16.0)
     assert isinstance(lines, Lines)
     assert lines.at(64) == pytest.approx(164e-6, rel=1e-6)
