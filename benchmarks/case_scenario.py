@@ -15,7 +15,7 @@ from typing import Any
 from case_words import SHORT, Flags, device_of, model_of, not_modelled, number, quantization_of
 
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.versions import parse_version
+from servecast.costmodels.versions import LATEST, Version, parse_version
 
 Json = dict[str, Any]
 
@@ -28,6 +28,10 @@ UNKNOWN_MODEL = "meta-llama/Llama-3.1-8B"
 SHAREGPT_MEANS = (217.0, 201.0)
 SHAREGPT_SIGMAS = (1.2, 1.0)
 SHAREGPT_LIMIT = 1024
+
+#: Before, `vllm bench serve` asked for a temperature of 0 where it was told none
+#: (vllm-project/vllm, pull request 32723).
+BENCH_SAMPLES_SINCE = Version(0, 15)
 
 #: Requests of a closed loop whose number is not stated: enough that its ends do not count.
 CLOSED_REQUESTS = 6000
@@ -110,6 +114,11 @@ def _scenario(setting: Setting, notes: list[str]) -> Json:
     _release(setting.engine_text, engine)
     workload = _workload(setting, notes)
     _pool_of(setting.flags_text, workload, engine, notes)
+    release = parse_version(engine["vllm_version"]) if "vllm_version" in engine else LATEST
+    if "greedy" in setting.workload_text or (
+        "vllm bench" in setting.workload_text and release < BENCH_SAMPLES_SINCE
+    ):
+        workload["sampling"] = {"temperature": 0}
     return {
         "name": setting.label[:200] or "case",
         "model": _model(setting, notes),

@@ -7,12 +7,16 @@ From inference-sim/training (`vllm-h100/measured.csv`, folder default_args, comm
 stages of vLLM on H100 SXM under a constant rate. Its client counts two gaps a token, so the time
 between tokens is (E2E - TTFT) / (output tokens - 1); prompts are ten in each of ten groups, drawn
 again and again; overloaded runs are left out. From casys-kaist/LLMServingSim (commit 5daddb21): two
-overloaded runs with vLLM's own time stamps of 300 requests. From ai-dynamo/aiconfigurator's
-silicon_sample.csv (`inferencex/measured.csv`): 138 closed loops of vLLM on H100 SXM. The statistic
-is not stated (taken as the median), nor the flags of the gap-analysis rows (defaults, prompts that
-share nothing), nor their precision where it is blank (16 bits). Those of the 70B rows are read from
-InferenceX's repository: fp8 KV, no prefix caching, as many max-num-seqs as clients, lengths within
-20 % below.
+overloaded runs with vLLM's own time stamps of 300 greedy requests. From ai-dynamo/aiconfigurator's
+silicon_sample.csv (`inferencex/measured.csv`): 138 closed loops of vLLM on H100 SXM.
+
+That file states neither the statistic nor flags nor clients; they are read from the projects behind
+it. Both count ten requests a client, all of which send at once, and means. InferenceX's rows: fp8
+KV, no prefix caching, as many max-num-seqs as clients, lengths within 20 % below, greedy.
+aiconfigurator's own (gap-analysis): its evaluation (eval/benchmarks/genai_perf_runner.py) sends
+equal lengths and asks for no sampling, so that the model's own holds; its rule for a server that is
+measured (generator/rule_plugin/benchmark/vllm.rule) is a token budget of the prompt, 1,500 and a
+token for each client. Blank precision is 16 bits.
 """
 
 import argparse
@@ -24,10 +28,15 @@ from pathlib import Path
 
 from replay_llmservingsim import RUNS
 
+from servecast.calibration.aiconfigurator import SYSTEMS
+
 DEFAULT = Path(__file__).parents[2] / "shared" / "validation"
 
-#: Requests of a closed loop: ten a client, up to so many.
-MOST_REQUESTS = 640
+#: Requests of a closed loop, for each of its clients.
+REQUESTS_A_CLIENT = 10
+
+#: Tokens that aiconfigurator's rule adds to a prompt and a token for each client.
+BUDGET_BESIDE_PROMPT = 1500
 
 #: Of a stage, so many seconds are simulated: the load is steady.
 SECONDS = 300
@@ -55,16 +64,17 @@ profile: {profile}
 engine: {engine}
 workload:
   arrivals: {{kind: trace, path: {requests}}}
+  sampling: {{temperature: 0}}
 """
 
 LOOP = """name: {name}
 model: {model}
-hardware: h100-sxm
+hardware: {hardware}
 engine: {engine}
 workload:
   arrivals: {{kind: closed_loop, concurrency: {concurrency}, requests: {requests}}}
   lengths: {lengths}
-"""
+{sampling}"""
 
 #: Profiles of kernels as vLLM ran them on the devices of the replays.
 PROFILES = {"rtx-4090": "rtx-4090", "rtx-pro-6000": "rtx-pro-6000-llmservingsim"}
@@ -113,6 +123,7 @@ def loops(source: Path, folder: Path) -> None:
         engine: dict[str, object] = {
             "tensor_parallel_size": int(row["tp"]),
             "gpu_memory_utilization": 0.9,
+            "pipeline_parallel_size": int(row["pp"]),
             "enable_prefix_caching": False,
             "vllm_version": row["backend_version"] or "0.11.0",
         }
@@ -131,11 +142,9 @@ def loops(source: Path, folder: Path) -> None:
                 f"output_tokens: {{min: {osl * 4 // 5}, max: {osl}}}}}"
             )
         else:
+            engine["max_num_batched_tokens"] = clients + isl + BUDGET_BESIDE_PROMPT
             lengths = f"{{kind: fixed, input_tokens: {isl}, output_tokens: {osl}}}"
         kind = "sweep" if swept else "gap"
-        # With means the start of a sweep shows, when all clients send at once: a tenth of its
-        # requests, and as much of TTFT as the rows have beyond a single prompt.
-        stat = "mean" if swept else "p50"
         model = row["model"].rpartition("/")[2].lower()
         name = f"{kind}-{number:03}-{model}-tp{row['tp']}-{isl}x{osl}-c{clients}"
         text = LOOP.format(
@@ -143,13 +152,15 @@ def loops(source: Path, folder: Path) -> None:
             model=row["model"],
             engine=json.dumps(engine),
             concurrency=clients,
-            requests=max(2 * clients, min(10 * clients, MOST_REQUESTS)),
+            hardware=SYSTEMS[row["system"]],
+            requests=REQUESTS_A_CLIENT * clients,
             lengths=lengths,
+            sampling="  sampling: {temperature: 0}\n" if swept else "",
         )
         ttft_s, tpot_s = float(row["ttft_ms"]) / 1e3, float(row["tpot_ms"]) / 1e3
         case = (
             "client: true\nmeasured:\n"
-            f"  ttft_s: {{{stat}: {ttft_s:.9g}}}\n  tpot_s: {{{stat}: {tpot_s:.9g}}}\n"
+            f"  ttft_s: {{mean: {ttft_s:.9g}}}\n  tpot_s: {{mean: {tpot_s:.9g}}}\n"
         )
         write(folder, name, text, case)
 

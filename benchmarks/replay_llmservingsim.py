@@ -59,6 +59,7 @@ hardware: {hardware}
 engine: {engine}
 workload:
   arrivals: {{kind: trace, path: {path}}}
+  sampling: {{temperature: 0}}
 """
 
 

@@ -4,7 +4,6 @@ A file is read when a name is first asked for, and once. A user's own config.jso
 YAML goes through the same readers.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.hf_config import model_from_config
 from servecast.costmodels.quantization import with_quantization
-from servecast.costmodels.reading import read_bytes
+from servecast.costmodels.reading import MAX_BYTES, read_bytes, read_json
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
 
 GIB = 2**30
@@ -60,9 +59,6 @@ WHOLE = (
     "cores",
 )
 
-
-#: No config.json or device's file is larger.
-MAX_BYTES = 5_000_000
 
 #: What a checkpoint's folder holds.
 CONFIG = "config.json"
@@ -248,7 +244,7 @@ def _block(value: Any) -> Mapping[str, Any]:
 def _model_from_file(path: Path, changes: Mapping[str, Any]) -> ModelSpec:
     """A config.json, with the hf_quant_config.json of the same folder if there is one."""
     beside = path.with_name("hf_quant_config.json")
-    quant = _read_json(beside) if beside != path and beside.exists() else None
+    quant = read_json(beside) if beside != path and beside.exists() else None
     return model_from_config(read_config(path, changes), str(path), quant)
 
 
@@ -257,18 +253,7 @@ def read_config(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError for a file that is not one.
     """
-    return _merge(_read_json(path), changes)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content = read_bytes(path, MAX_BYTES, words="")
-    try:
-        data = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}")
-    return data
+    return _merge(read_json(path), changes)
 
 
 @lru_cache(maxsize=2)

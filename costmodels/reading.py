@@ -1,5 +1,6 @@
 """Keys of a configuration, read with their kind checked: what is wrong is said in one line."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any
 from servecast.costmodels.errors import InputError
 
 Config = Mapping[str, Any]
+
+#: No configuration's file is larger.
+MAX_BYTES = 5_000_000
 
 #: No count in a model is larger.
 MOST = 10**12
@@ -29,6 +33,18 @@ def read_bytes(path: Path, most: int, words: str = "cannot be read: ") -> bytes:
     if size > most:
         raise InputError(f"{path}: {size} bytes is too large, at most {most} are read")
     return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises InputError for a file that is not one."""
+    content = read_bytes(path, MAX_BYTES, words="")
+    try:
+        data = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, got {type(data).__name__}")
+    return data
 
 
 def read_lenient(path: Path, most: int) -> str:

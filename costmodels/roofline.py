@@ -28,8 +28,16 @@ from servecast.costmodels.operators import (
     sublayers,
     window_pairs,
 )
+from servecast.costmodels.sampling import (
+    GREEDY,
+    GREEDY_BYTES,
+    Sampling,
+    filter_s,
+    random_bytes,
+)
 from servecast.costmodels.shape import NS_PER_S, StepCost, StepShape
 from servecast.costmodels.specs import ONE_DEVICE, HardwareSpec, ModelSpec, Parallelism
+from servecast.costmodels.versions import LATEST, Version
 from servecast.costmodels.weights import (
     Matrix,
     check_parallel,
@@ -41,9 +49,6 @@ from servecast.costmodels.weights import (
 
 #: Below this a list comprehension beats numpy's fixed cost.
 VECTOR_STEPS = 16
-
-#: Traffic of one logit: written in 16 bits, read, written and read in fp32, read to choose.
-SAMPLING_BYTES_PER_LOGIT = 2 + 2 + 4 + 4 + 4
 
 #: Kernels of a layer beside GEMMs and attention: two norms, rotation, KV write, activation, and
 #: what else a compiled graph leaves on its own.
@@ -74,6 +79,8 @@ class Roofline:
         async_scheduling: bool = True,
         cuda_graph_sizes: tuple[int, ...] = (),
         measured: Kernels | None = None,
+        sampling: Sampling = GREEDY,
+        version: Version = LATEST,
     ) -> None:
         """Fold everything that no shape changes into coefficients.
 
@@ -86,6 +93,7 @@ class Roofline:
         block_size : of the KV cache, where `measured` tells them apart; 0 is the measured one
         cuda_graph_sizes : ascending, `graphs.capture_sizes`; empty means enforce_eager
         measured : kernel times; what they do not cover is priced by `efficiency`
+        sampling : of all requests, in the sampler of vLLM's `version`
 
         Raises InputError for a split that vLLM refuses.
         """
@@ -96,6 +104,7 @@ class Roofline:
         self._attention = attention(model, hardware, parallel, kv, efficiency)
         self._measured = measured
         self._kv = kv
+        self._sampling, self._version = sampling, version
         self._block_size = block_size
         self._matrices = [
             (
@@ -272,12 +281,20 @@ class Roofline:
         layer_s = curve.at(tokens * small_bytes(self.model, self.parallel.tensor))
         return self._measured.scale * self.model.num_layers * layer_s
 
-    def _sampling_s(self, logits: int) -> float:
+    def _sampling_s(self, rows: int) -> float:
+        """Choosing a token from each row of logits. What was measured of it is greedy."""
+        vocab, own = self.model.vocab_size, self._sampling
+        logits = rows * vocab
+        bandwidth = self.hardware.memory_bandwidth_bytes_per_s
+        seconds = logits * GREEDY_BYTES / (bandwidth * self.efficiency.sampling_bandwidth)
         if self._measured is not None and self._measured.sampling is not None:
             slow = self._measured.slowness("sampling_bandwidth")
-            return slow * self._measured.sampling.at(logits)
-        bandwidth = self.hardware.memory_bandwidth_bytes_per_s
-        return logits * SAMPLING_BYTES_PER_LOGIT / (bandwidth * self.efficiency.sampling_bandwidth)
+            seconds = slow * self._measured.sampling.at(logits)
+        passes = logits * random_bytes(own, self._version)
+        seconds += passes / (bandwidth * self.efficiency.gemm_bandwidth)
+        if own.filter is not None:
+            seconds += filter_s(own.filter, rows, vocab, self.hardware, self._version)
+        return seconds
 
     def _price_sampled(self, sampled: int) -> tuple[float, float, float, float, float]:
         """(lm_head, sampling, gather seconds; FLOPs, bytes) for so many rows of logits."""
@@ -294,7 +311,7 @@ class Roofline:
                 self._head_lines.at(sampled)
                 if self._head_lines
                 else self._head.seconds(sampled) + self.efficiency.launch_s,
-                self._sampling_s(logits),
+                self._sampling_s(sampled),
                 gather_s,
                 *self._head.work(sampled),
             )

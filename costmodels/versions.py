@@ -69,6 +69,17 @@ UNCHUNKED_V1_SINCE = Version(0, 10, 2)
 HYBRID_PREFIXES_SINCE = Version(0, 28)
 
 
+#: top-k and top-p are sorted, but in these releases (from, before): by FlashInfer where it is
+#: installed, as in the official image; by a Triton kernel; and by FlashInfer
+#: (v1/sample/ops/topk_topp_sampler.py, envs.py and docker/Dockerfile of 0.8.5 to 0.32.0).
+FLASHINFER_IN_IMAGE = Version(0, 9), Version(0, 11, 1)
+TRITON_SAMPLER_SINCE = Version(0, 17)
+FLASHINFER_SAMPLER_SINCE = Version(0, 21)
+
+#: A model's generation_config.json says how tokens are sampled, where a request does not, from this
+#: release (`generation_config` of engine/arg_utils.py, 0.7.3 and 0.8.0).
+GENERATION_CONFIG_SINCE = Version(0, 8)
+
 #: The next step is planned while the device computes this one, by default, from this release.
 ASYNC_SINCE = Version(0, 14)
 

@@ -24,6 +24,12 @@ from servecast.costmodels.memory import (
 )
 from servecast.costmodels.quantization import with_quantization
 from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.sampling import (
+    GREEDY,
+    Sampling,
+    default_generation_config,
+    published_sampling,
+)
 from servecast.costmodels.shape import NS_PER_S, CostModel
 from servecast.costmodels.specs import SRAM, HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.speculative import DraftWork, Heads, Layers, Lookup, Speculative
@@ -93,6 +99,7 @@ class Setup:
     drafter : of speculative decoding, whatever device it is on
     wafers : as they were asked for; None for as few as hold the model
     placement : on an SRAM device
+    sampling : of its requests
     """
 
     checkpoint: ModelSpec
@@ -105,6 +112,7 @@ class Setup:
     drafter: Drafter | None = None
     wafers: int | None = None
     placement: Placement | None = None
+    sampling: Sampling = GREEDY
 
     @property
     def devices(self) -> int:
@@ -132,7 +140,8 @@ class Setup:
         Raises InputError for what vLLM would refuse.
         """
         asked = self.flags.model_copy(update=flags)
-        return setup_of(self.checkpoint, self.hardware, asked, self.wafers)
+        changed = setup_of(self.checkpoint, self.hardware, asked, self.wafers)
+        return replace(changed, sampling=self.sampling)
 
 
 @dataclass(frozen=True)
@@ -331,12 +340,22 @@ def _set_up(loaded: LoadedScenario) -> Setup:
     wafers = scenario.wafers
     if wafers is not None and hardware.kind != SRAM:
         raise InputError(f"wafers: {hardware.name} is no SRAM device")
-    return setup_of(
+    setup = setup_of(
         model,
         hardware,
         _located(scenario.engine, loaded.path),
         None if wafers == "auto" else wafers,
     )
+    return replace(setup, sampling=_sampling(scenario, setup))
+
+
+def _sampling(scenario: Scenario, setup: Setup) -> Sampling:
+    """What requests say of it, and for the rest the model's publisher."""
+    own = Sampling()
+    if setup.engine["generation_config"] == "auto":
+        own = published_sampling(setup.checkpoint.name)
+    asked = scenario.workload.sampling
+    return own if asked is None else replace(own, **asked.model_dump(exclude_none=True))
 
 
 def _located(flags: Engine, scenario: Path) -> Engine:
@@ -525,6 +544,7 @@ def resolve(flags: Engine, model: ModelSpec, hardware: HardwareSpec) -> dict[str
         "data_parallel_size": 1,
         "vllm_use_v1": None,
         "hf_overrides": None,
+        "generation_config": default_generation_config(version),
         "kv": "paged",
         "kv_reserve": 1.0,
         "enable_prefix_caching": model.linear is None or version >= HYBRID_PREFIXES_SINCE,
@@ -673,6 +693,8 @@ def _assemble(setup: Setup, memory: MemoryPlan, profile: Profile) -> Deployment:
         async_scheduling=engine["async_scheduling"],
         cuda_graph_sizes=sizes,
         measured=profile.kernels,
+        sampling=setup.sampling,
+        version=setup.memory.version,
     )
     config, drafter = setup.speculative, setup.drafter
     steps = profile.steps

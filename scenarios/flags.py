@@ -47,6 +47,7 @@ MAPPED = frozenset(Engine.model_fields) - {
     "vllm_version",
     # Read by name, below.
     "data_parallel_size",
+    "generation_config",
     "hf_overrides",
     "speculative_config",
 }
@@ -64,6 +65,7 @@ READ = {
     "config": "a file of flags, under those of the line",
     "cuda_graph_sizes": "cudagraph_capture_sizes; a single number is the largest",
     "data_parallel_size": "replicas, and engines over which experts are spread",
+    "generation_config": "engine.generation_config, where it is no folder",
     "hf_overrides": "engine.hf_overrides, keys of the model's config.json",
     "limit_mm_per_prompt": "language_model_only, where every limit is 0",
     "max_cudagraph_capture_size": "cudagraph_capture_sizes",
@@ -171,8 +173,8 @@ HARMLESS = {
         chat_template chat_template_content_format default_chat_template_kwargs
         enable_auto_tool_choice enable_force_include_usage enable_prompt_tokens_details
         enable_reasoning enable_tokenizer_info_endpoint
-        exclude_tools_when_tool_choice_none generation_config guided_decoding_backend
-        override_generation_config reasoning_config reasoning_parser reasoning_parser_plugin
+        exclude_tools_when_tool_choice_none guided_decoding_backend
+        reasoning_config reasoning_parser reasoning_parser_plugin
         response_role return_tokens_as_token_ids served_model_name
         structured_outputs_config tokens_only tool_call_parser tool_parser_plugin
         tool_server trust_request_chat_template seed max_logprobs logprobs_mode
@@ -232,6 +234,7 @@ MATTERS = {
         """,
     "it sets other flags: give these, as the start-up log prints them": "performance_mode",
     "links between nodes are priced like those inside one": "nnodes",
+    "workload.sampling says how tokens are chosen": "override_generation_config",
     "images and other media are not simulated": """
         enable_multimodal_encoder_data_parallel
         disable_chunked_mm_input disable_mm_preprocessor_cache enable_mm_embeds

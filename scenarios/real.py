@@ -8,7 +8,7 @@ requests, and the time of every step.
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -204,6 +204,8 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
     random weights, and an engine that does not come up.
     """
     setup = set_up(loaded)
+    if engine == "transformers" and not setup.sampling.greedy:
+        raise InputError(f"{loaded.path}: workload.sampling: --engine {engine} is greedy")
     table = _table(loaded)
     deployment = build(loaded)
     blocks = deployment.memory.blocks
@@ -212,7 +214,7 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
         "config": hf_config(loaded, setup.model),
         "flags": _flags(setup, engine, blocks),
         "environment": _environment(setup, blocks * deployment.memory.block_bytes),
-        "loads": [_load(table, setup.model.vocab_size)],
+        "loads": [_load(table, setup.model.vocab_size) | {"sampling": asdict(setup.sampling)}],
     }
     answer = engines.serve(python, job)
     load = answer["loads"][0]

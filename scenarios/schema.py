@@ -148,6 +148,11 @@ class Engine(Model):
         default=None,
         description="VLLM_USE_V1, for releases before 0.11: count memory as V1 or V0 does.",
     )
+    generation_config: Literal["auto", "vllm"] | None = Field(
+        default=None,
+        description="auto: sampling is that of the model's generation_config.json where requests "
+        "do not say; vllm: a temperature of 1. The release's default when left out.",
+    )
     hf_overrides: dict[Name, Any] | None = Field(
         default=None, description="Keys of the model's config.json, in place of its own."
     )
@@ -549,6 +554,21 @@ class RequestClass(Model):
     )
 
 
+class SamplingParams(Model):
+    """How requests ask for their tokens to be chosen; left out: as the model's
+    generation_config.json says, or at a temperature of 1."""
+
+    temperature: Annotated[float, Field(strict=True, ge=0, le=2)] | None = Field(
+        default=None, description="0 is greedy."
+    )
+    top_k: Annotated[int, Field(strict=True, ge=-1, le=10**6)] | None = Field(
+        default=None, description="Only the largest logits; 0 and -1: all."
+    )
+    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None, description="Only the likeliest tokens that together are so likely; 1: all."
+    )
+
+
 class Workload(Model):
     """What arrives, when, how long, and what it shares."""
 
@@ -566,6 +586,10 @@ class Workload(Model):
     sessions: Sessions | None = Field(
         default=None,
         description="Conversations; each arrival then opens one, and requests counts them.",
+    )
+    sampling: SamplingParams | None = Field(
+        default=None,
+        description="How tokens are chosen, of every request. Filters cost time at large batches.",
     )
     classes: Annotated[tuple[RequestClass, ...], Field(min_length=1, max_length=100)] | None = (
         Field(default=None, description="Kinds of request mixed at random by weight.")

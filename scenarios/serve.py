@@ -419,6 +419,11 @@ def _read(line: ServeLine, name: str, value: Any, shown: str) -> None:
             line.engine["language_model_only"] = True
         else:
             line.unmodelled.append((shown, flags.WHY_MATTERS["media_io_kwargs"]))
+    elif name == "generation_config":
+        if value in ("auto", "vllm"):
+            line.engine[name] = value
+        else:
+            line.unmodelled.append((shown, flags.WHY_MATTERS["override_generation_config"]))
     elif name == "hf_overrides":
         if not isinstance(value, dict):
             raise InputError(f"vllm serve: {shown}: expected a JSON object")

@@ -45,6 +45,7 @@ from servecast.scenarios.run import fleet_of
 from servecast.scenarios.workload import build_requests
 from servecast.scenarios.yamlfile import parse
 from servecast.sim.request import RequestTable
+from servecast.sim.rng import stream
 from servecast.sim.trace import COMPLETED, Trace
 
 MAX_BYTES = 1_000_000
@@ -220,17 +221,18 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
     chosen = calibrated(setup, loaded, GENERIC)
     path_s, path_low_s, path_high_s = CLIENT_PATH if case.client else (0.0, 0.0, 0.0)
 
-    def draw(further: int) -> RequestTable:
-        return build_requests(scenario, loaded.path.parent, scenario.seed + further, _quiet)
-
-    def run(deployed: Deployment, table: RequestTable, path_s: float) -> tuple[Latencies, Trace]:
+    def run(deployed: Deployment, path_s: float, further: int = 0) -> tuple[Latencies, Trace]:
+        seed = scenario.seed + further
+        table = build_requests(scenario, loaded.path.parent, seed, _quiet)
+        if case.client and table.concurrency is not None:
+            table = _returning(table, path_s, seed)
         speculation = speculation_for(deployed, scenario, loaded.path.parent, scenario.seed)
         fleet = fleet_of(scenario)
         trace = deployed.simulate(table, fleet=fleet, speculation=speculation).trace
         return _latencies(trace, loaded.path, path_s), trace
 
-    deployment, table = build(loaded, chosen), draw(0)
-    predicted, trace = run(deployment, table, path_s)
+    deployment = build(loaded, chosen)
+    predicted, trace = run(deployment, path_s)
     bounds: list[Latencies] = []
     draws: list[Latencies] = []
     spread = 0.0
@@ -246,11 +248,11 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
         )
         for sign, own_path_s in ((-1, path_low_s), (1, path_high_s)):
             slower = build(loaded, chosen.slower(math.exp(sign * spread)))
-            bounds.append(run(slower, table, own_path_s)[0])
+            bounds.append(run(slower, own_path_s)[0])
         # Where each request is known, so is the load.
         further_draws = FURTHER_DRAWS if case.latencies is None else 0
-        others = (draw(further) for further in range(1, further_draws + 1))
-        draws = [run(deployment, other, path_s)[0] for other in others]
+        others = range(1, further_draws + 1)
+        draws = [run(deployment, path_s, further)[0] for further in others]
     rows = [
         held(
             case.name,
@@ -263,6 +265,18 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
         for (metric, stat), value in case.values.items()
     ]
     return Prediction(rows, predicted, trace, spread, deployment)
+
+
+def _returning(table: RequestTable, path_s: float, seed: int) -> RequestTable:
+    """A closed loop whose clients are as long between an answer and their next request as the way
+    to the engine takes, some more and some less: those whose requests are all alike would send in
+    step for ever."""
+    away_s = path_s * stream(seed, "client").standard_exponential(len(table))
+    away_s[: table.concurrency] = 0.0
+    think_ns = np.rint(away_s * NS_PER_S).astype(np.int64)
+    if table.think_ns is not None:
+        think_ns = think_ns + table.think_ns
+    return replace(table, think_ns=think_ns)
 
 
 def overlay(case: Case, prediction: Prediction) -> dict[str, Any]:

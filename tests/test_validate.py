@@ -215,7 +215,7 @@ def test_the_rtx_4090_run_is_predicted_from_kernels_of_the_same_card(tmp_path: P
         "name: replay\nmodel: meta-llama/Llama-3.1-8B\nhardware: rtx-4090\nprofile: rtx-4090\n"
         "engine: {max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
         "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}\n"
-        f"workload: {{arrivals: {{kind: trace, path: {requests}}}}}\n"
+        f"workload: {{arrivals: {{kind: trace, path: {requests}}}, sampling: {{temperature: 0}}}}\n"
     )
     path = tmp_path / "c.yaml"
     path.write_text(f"scenario: s.yaml\nmeasured: {{requests: {requests}}}\n")

@@ -105,6 +105,7 @@ class Vllm:
         from vllm import SamplingParams
 
         requests = load["requests"]
+        sampling = load.get("sampling") or {"temperature": 0.0}
         rows: list[dict[str, Any]] = [{} for _ in requests]
         given = [0] * len(requests)
         clients, steps = Clients(load), []
@@ -115,8 +116,8 @@ class Vllm:
                 parameters = SamplingParams(
                     max_tokens=request["output_tokens"],
                     ignore_eos=True,
-                    temperature=0.0,
                     detokenize=False,
+                    **sampling,
                 )
                 prompt = {"prompt_token_ids": request["prompt"]}
                 self._engine.add_request(str(at), prompt, parameters)
