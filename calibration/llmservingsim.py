@@ -18,6 +18,7 @@ from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
     WEIGHT_BITS,
     decode_form_s,
+    experts_form_s,
     gemm_form_s,
     prefill_form_s,
 )
@@ -49,7 +50,7 @@ Columns = dict[str, list[float]]
 
 
 def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile:
-    """Fit the tables of every dense 16-bit model under a GPU's folder.
+    """Fit the tables of every 16-bit model under a GPU's folder.
 
     Raises InputError for a folder without them, and for tables that are not theirs.
     """
@@ -60,14 +61,15 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
     prefill: Columns = defaultdict(list)
     decode: Columns = defaultdict(list)
     mixed: Columns = defaultdict(list)
+    experts: Columns = defaultdict(list)
     small: Columns = defaultdict(list)
     sampling: Columns = defaultdict(list)
     for dense in splits:
         split = dense.parent
         model = load_model("/".join(split.parts[-4:-2]))
         tensor = int(split.name.removeprefix("tp"))
-        if model.moe is not None:
-            continue
+        if (split / "moe.csv").exists():
+            _add_experts(experts, split / "moe.csv", model, tensor)
         _add_gemms(gemm, split, model, tensor)
         _add_attention(prefill, decode, mixed, split / "attention.csv", model, tensor)
         _add_small(small, dense, small_bytes(model, tensor))
@@ -81,6 +83,8 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
         "prefill 16": fit_family("prefill", _prefill_rows(prefill, hardware)),
         "decode 16": fit_family("decode", _decode_rows(decode, hardware)),
     }
+    if experts:
+        families["experts 16bit"] = fit_family("experts", _expert_rows(experts, hardware))
     if mixed:
         families["mixed 16"] = fit_family("mixed", _mixed_rows(mixed), MIXED_POINTS)
     return KernelProfile(
@@ -129,6 +133,22 @@ def _add_gemms(found: Columns, split: Path, model: ModelSpec, tensor: int) -> No
         if layer in shapes:
             shape = shapes[layer]
             _add(found, m=tokens, n=shape[0], k=shape[1], seconds=time_us / 1e6)
+
+
+def _add_experts(found: Columns, path: Path, model: ModelSpec, tensor: int) -> None:
+    """A whole mixture, so many of whose experts are met."""
+    if model.moe is None:
+        raise InputError(f"{path}: {model.name} has no experts")
+    columns = ("tokens", "tokens", "activated_experts", "time_us")
+    for _, (tokens, met, time_us) in _rows(path, *columns):
+        _add(
+            found,
+            tokens=tokens,
+            met=met,
+            chosen=model.moe.experts_per_token,
+            width=model.hidden_size * model.moe.intermediate_size / tensor,
+            seconds=time_us / 1e6,
+        )
 
 
 def _add_attention(
@@ -215,6 +235,21 @@ def _decode_rows(found: Columns, hardware: HardwareSpec) -> Rows:
         np.array(found["token_bytes"]),
         hardware.memory_bandwidth_bytes_per_s,
     )
+    return Rows(shape, np.array(found["seconds"], float), form)
+
+
+def _expert_rows(found: Columns, hardware: HardwareSpec) -> Rows:
+    own = _columns(found, ("tokens", "width", "met", "chosen"))
+    form, _ = experts_form_s(
+        own["tokens"],
+        own["width"],
+        own["met"],
+        own["chosen"],
+        hardware.peak_flops_per_s(),
+        hardware.memory_bandwidth_bytes_per_s,
+    )
+    rows = own["tokens"] * own["chosen"] / own["met"]
+    shape = {"rows": rows, "width": own["width"], "met": own["met"]}
     return Rows(shape, np.array(found["seconds"], float), form)
 
 

@@ -83,7 +83,7 @@ def measured(
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    kernels = replace(found.kernels(), mixed={} if v0 else mixed_of(found, hardware))
+    kernels = replace(with_the_devices_own(found), mixed={} if v0 else mixed_of(found, hardware))
     label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
@@ -101,6 +101,23 @@ def measured(
         host_step_s=host * found.host.step_s,
         host_sequence_s=host * found.host.sequence_s,
         host_layer_s=base.host_layer_s if found.host.layer_s is None else found.host.layer_s,
+    )
+
+
+def with_the_devices_own(found: KernelProfile) -> Kernels:
+    """A profile's kernels, and for what it has not measured those of the profile that comes along
+    for its device."""
+    kernels = found.kernels()
+    if found.hardware not in profile_names() or found.name == found.hardware:
+        return kernels
+    rest = load_profile(found.hardware).kernels()
+    return replace(
+        kernels,
+        gemm={**rest.gemm, **kernels.gemm},
+        experts={**rest.experts, **kernels.experts},
+        prefill={**rest.prefill, **kernels.prefill},
+        decode={**rest.decode, **kernels.decode},
+        all_reduce={**rest.all_reduce, **kernels.all_reduce},
     )
 
 
