@@ -61,6 +61,10 @@ CPU_POOL_BYTES = GIB
 #: Blocks of a null model.
 NULL_BLOCKS = 1024
 
+#: Times that a load is served where an engine tells its steps, of which that with the shortest
+#: steps counts: other work on the machine makes some a third longer, and none shorter.
+REPLAYS = 5
+
 #: Rows of the real thing beside those of requests.
 STEP_STATS = ("mean", "p50", "p95")
 
@@ -214,11 +218,17 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
         "config": hf_config(loaded, setup.model),
         "flags": _flags(setup, engine, blocks),
         "environment": _environment(setup, blocks * deployment.memory.block_bytes),
-        "loads": [_load(table, setup.model.vocab_size) | {"sampling": asdict(setup.sampling)}],
+        "loads": [_load(table, setup.model.vocab_size) | {"sampling": asdict(setup.sampling)}]
+        * (REPLAYS if engine == "vllm" else 1),
     }
     answer = engines.serve(python, job)
-    load = answer["loads"][0]
+    load = min(answer["loads"], key=_step_s)
     return Served(str(answer["engine"]), table, _latencies(load["requests"]), load["steps"])
+
+
+def _step_s(load: Mapping[str, Any]) -> float:
+    times = [step["wall_s"] for step in load["steps"]]
+    return float(np.mean(times)) if times else 0.0
 
 
 def _table(loaded: LoadedScenario) -> RequestTable:

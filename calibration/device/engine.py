@@ -104,6 +104,8 @@ class Vllm:
     def serve(self, load: Load) -> dict[str, Any]:
         from vllm import SamplingParams
 
+        # A load that comes again finds nothing of the last time.
+        self._engine.reset_prefix_cache()
         requests = load["requests"]
         sampling = load.get("sampling") or {"temperature": 0.0}
         rows: list[dict[str, Any]] = [{} for _ in requests]
