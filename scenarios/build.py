@@ -1,5 +1,6 @@
 """From a scenario to the parts that simulate it: vLLM's defaults filled in, memory planned."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,9 @@ from typing import Any
 
 from servecast.calibration.fabric import bundled_fabric, fit_of
 from servecast.calibration.profile import GENERIC, Profile
+from servecast.calibration.spread import step_spread
 from servecast.calibration.steps import load_steps
+from servecast.calibration.store import load_profile
 from servecast.costmodels.affine import Affine, AffineDraft, StepConstants
 from servecast.costmodels.catalogue import CONFIG, GIB, load_hardware, load_model
 from servecast.costmodels.drafting import Drafter, drafter_bytes, drafter_kv_bytes_per_token
@@ -17,6 +20,7 @@ from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import kv_format
 from servecast.costmodels.kv_layout import mla_block_size
 from servecast.costmodels.memory import (
+    NVLINK_BYTES_PER_S,
     STREAMED_SINCE,
     EngineMemory,
     MemoryPlan,
@@ -30,7 +34,7 @@ from servecast.costmodels.sampling import (
     default_generation_config,
     published_sampling,
 )
-from servecast.costmodels.shape import NS_PER_S, CostModel
+from servecast.costmodels.shape import NS_PER_S, PARTS, CostModel
 from servecast.costmodels.specs import SRAM, HardwareSpec, ModelSpec, Parallelism
 from servecast.costmodels.speculative import DraftWork, Heads, Layers, Lookup, Speculative
 from servecast.costmodels.sram_memory import plan_sram
@@ -70,6 +74,7 @@ from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
 from servecast.sim.request import RequestTable
 from servecast.sim.speculation import Speculation
+from servecast.sim.trace import Trace
 from servecast.sim.world import ALONE, Fleet, Progress, Run, simulate
 
 #: Flags of what an SRAM device does not have.
@@ -291,6 +296,37 @@ def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
             f"{', '.join(steps.drafts) or 'steps without drafts'}"
         )
     return steps
+
+
+def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
+    """Half of the 90 % interval of the logarithm of a step's time, by what a run spent it on; None
+    where no kernels were measured.
+
+    Raises InputError as `set_up` does.
+    """
+    setup = set_up(loaded)
+    name = None if setup.placement is not None else profile_name(setup, loaded)
+    if name is None:
+        return None
+    return step_spread(
+        load_profile(name),
+        setup.model,
+        setup.memory.tensor,
+        setup.memory.kv.bits,
+        {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS},
+        setup.hardware.link_bytes_per_s >= NVLINK_BYTES_PER_S,
+    )
+
+
+def slower_and_faster(
+    loaded: LoadedScenario, deployment: Deployment, trace: Trace
+) -> list[Deployment]:
+    """The same with every measured kernel at the ends of the 90 % interval of a step's time, faster
+    first; empty where none were measured. `trace` is of a run."""
+    spread = None if deployment.profile.kernels is None else spread_of(loaded, trace)
+    if spread is None:
+        return []
+    return [build(loaded, deployment.profile.slower(math.exp(sign * spread))) for sign in (-1, 1)]
 
 
 def bounds_of(loaded: LoadedScenario, deployment: Deployment) -> list[Deployment]:

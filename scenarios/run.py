@@ -15,6 +15,7 @@ from servecast.scenarios.build import (
     bounds_of,
     build,
     memory_summary,
+    slower_and_faster,
     speculation_for,
 )
 from servecast.scenarios.drafting import acceptance_source
@@ -28,6 +29,9 @@ from servecast.sim.world import Fleet
 
 #: Told how many requests are done, of how many, over all replications.
 Progress = Callable[[int, int], None]
+
+#: A load of more requests is not served again with slower and faster kernels.
+MOST_FOR_INTERVAL = 5_000
 
 #: Refused requests are counted in the summary; this many are told in words.
 REFUSALS_TOLD = 3
@@ -69,11 +73,13 @@ def run(
     if deployment.speculative is not None:
         plain = replace(loaded, scenario=without_speculation(loaded.scenario))
         runs.append((plain, build(plain)))
+    load = _requests(loaded, first)
     bounds = bounds_of(loaded, deployment)
-    total = replications * len(runs) + len(bounds)
+    unsure = deployment.profile.kernels is not None and len(load[0]) <= MOST_FOR_INTERVAL
+    total = replications * len(runs) + (2 if unsure else len(bounds))
     results = []
     for i in range(replications):
-        load = _requests(loaded, first + i)
+        load = load if i == 0 else _requests(loaded, first + i)
         with_speculation, *without = (
             _replicate(*each, load, first + i, i * len(runs) + number, total, progress)
             for number, each in enumerate(runs)
@@ -82,8 +88,11 @@ def run(
             _compare(with_speculation[0], without[0][0])
         results.append(with_speculation)
     summary, facts, trace = results[0]
+    if unsure:
+        bounds = slower_and_faster(loaded, deployment, trace)
     if bounds:
-        load, before = _requests(loaded, first), total - len(bounds)
+        load = load if replications == 1 else _requests(loaded, first)
+        before = total - len(bounds)
         summary["calibration_interval"] = _span(
             [summary]
             + [

@@ -26,19 +26,17 @@ from servecast.calibration.measured import (
     read_timeline,
 )
 from servecast.calibration.profile import GENERIC
-from servecast.calibration.spread import step_spread
-from servecast.calibration.store import load_profile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.memory import Z90
 from servecast.costmodels.reading import read_bytes
-from servecast.costmodels.shape import NS_PER_S, PARTS
+from servecast.costmodels.shape import NS_PER_S
 from servecast.scenarios.build import (
     Deployment,
     build,
     calibrated,
-    profile_name,
     set_up,
     speculation_for,
+    spread_of,
 )
 from servecast.scenarios.load import LoadedScenario, load_scenario
 from servecast.scenarios.run import fleet_of
@@ -206,7 +204,7 @@ class Prediction:
 def predict(case: Case, profile: str | None = None) -> Prediction:
     """Simulate a case, and again with what is unsure of it at both ends.
 
-    Those are the time of every step (`step_spread`), the draw of the load, and a client's way to
+    Those are the time of every step (`spread_of`), the draw of the load, and a client's way to
     the engine. Raises InputError for a profile that cannot be read or is another device's, and for
     a load of which nothing completes.
     """
@@ -236,16 +234,9 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
     bounds: list[Latencies] = []
     draws: list[Latencies] = []
     spread = 0.0
-    name = profile_name(setup, loaded)
-    if name is not None:
-        parts_s = {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS}
-        spread = step_spread(
-            load_profile(name),
-            setup.model,
-            setup.memory.tensor,
-            setup.memory.kv.bits,
-            parts_s,
-        )
+    known = None if chosen.kernels is None else spread_of(loaded, trace)
+    if known is not None:
+        spread = known
         for sign, own_path_s in ((-1, path_low_s), (1, path_high_s)):
             slower = build(loaded, chosen.slower(math.exp(sign * spread)))
             bounds.append(run(slower, own_path_s)[0])

@@ -38,11 +38,14 @@ from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.roofline import VECTOR_STEPS, Roofline
 from servecast.costmodels.shape import StepShape
 from servecast.costmodels.specs import Parallelism
+from servecast.reports.latencies import value_at
+from servecast.reports.metrics import SPAN_METRICS
 from servecast.scenarios.build import build
 from servecast.scenarios.cli import app
 from servecast.scenarios.load import load_scenario
 from servecast.scenarios.measured import profile_of
 from servecast.scenarios.points import Point
+from servecast.scenarios.run import run
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 TABLES = SHARED / "kernels/aiconfigurator/parquet"
@@ -693,3 +696,37 @@ def test_measured_experts_are_both_matrices_once(tmp_path: Path) -> None:
         step = deployment.cost.step(StepShape((), tokens, tokens, 100 * tokens, tokens))
         experts_s = moe.layers * lines.at(tokens)
         assert experts_s < step.moe_s < 1.5 * experts_s  # the router is in it too
+
+
+# --- how sure a run is
+
+
+def interval_of(tmp_path: Path, hardware: str, profile: str, *changes: str) -> Any:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(SCENARIO.format(hardware=hardware, profile=profile))
+    return run(load_scenario(path, list(changes))).summary
+
+
+def test_a_run_says_what_its_kernels_leave_open(tmp_path: Path) -> None:
+    summary = interval_of(tmp_path, "h100-sxm", "h100-sxm")
+    for name, (low, high) in summary["calibration_interval"].items():
+        assert low <= value_at(summary, SPAN_METRICS[name]) <= high
+    low, high = summary["calibration_interval"]["tpot_mean_s"]
+    # Thirteen per cent is unsure whatever the kernels.
+    assert math.exp(-0.3) < low / summary["tpot_s"]["mean"] < math.exp(-0.12)
+    assert math.exp(0.12) < high / summary["tpot_s"]["mean"] < math.exp(0.3)
+    assert "calibration_interval" not in interval_of(tmp_path, "h100-sxm", "generic")
+    many = "workload.arrivals.requests=5001"
+    assert "calibration_interval" not in interval_of(tmp_path, "h100-sxm", "h100-sxm", many)
+
+
+def test_sums_over_pcie_are_less_sure(tmp_path: Path) -> None:
+    """Whether devices reach each other's memory is not known."""
+
+    def width(ranks: int) -> float:
+        changes = f"engine.tensor_parallel_size={ranks}"
+        summary = interval_of(tmp_path, "rtx-pro-6000", "rtx-pro-6000", changes)
+        low, high = summary["calibration_interval"]["tpot_mean_s"]
+        return math.log(high / low)
+
+    assert width(2) > 1.1 * width(1)
