@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from servecast.calibration.fit import Rows, fit_curve, fit_family
+from servecast.calibration.fit import Rows, fit_curve, fit_family, fit_matrices
 from servecast.calibration.store import Family, KernelProfile
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
@@ -113,7 +113,8 @@ def _gemm(table: dict[str, npt.NDArray[np.generic]], hardware: HardwareSpec) -> 
         m, n, k = (table[name][rows].astype(float) for name in ("m", "n", "k"))
         peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
         form = gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute])
-        seconds = table["seconds"][rows].astype(float)
+        least_s = n * k * WEIGHT_BITS[compute] / 8 / bandwidth
+        seconds = np.maximum(table["seconds"][rows].astype(float), least_s)
         found[compute] = Rows({"m": m, "n": n, "k": k}, seconds, form)
     return found
 
@@ -140,7 +141,8 @@ def _experts(path: Path, hardware: HardwareSpec) -> dict[str, Rows]:
         form, _ = experts_form_s(m, width, met, chosen, peak, bandwidth, WEIGHT_BITS[compute])
         shape = {"rows": m * chosen / met, "width": width, "met": met}
         models = np.unique(np.stack([hidden, inter, experts]), axis=1, return_inverse=True)[1]
-        seconds = table["seconds"][rows].astype(float)
+        least_s = 3 * met * width * WEIGHT_BITS[compute] / 8 / bandwidth
+        seconds = np.maximum(table["seconds"][rows].astype(float), least_s)
         found[compute] = Rows(shape, seconds, form, models.ravel().astype(np.int64))
     return found
 
@@ -185,14 +187,16 @@ def _decode(folder: Path, hardware: HardwareSpec) -> dict[int, Rows]:
         batch, context = columns["batch_size"][rows], columns["step"][rows] + 1
         kv_heads = columns["num_key_value_heads"][rows]
         token_bytes = 2 * kv_heads * HEAD_DIM * bits / 8
-        form = decode_form_s(batch, context, token_bytes, hardware.memory_bandwidth_bytes_per_s)
+        bandwidth = hardware.memory_bandwidth_bytes_per_s
+        form = decode_form_s(batch, context, token_bytes, bandwidth)
+        least_s = batch * context * token_bytes / bandwidth
         shape = {
             "sequences": batch,
             "context": context,
             "kv_heads": kv_heads,
             "group": columns["num_heads"][rows] / kv_heads,
         }
-        found[bits] = Rows(shape, seconds[rows], form)
+        found[bits] = Rows(shape, np.maximum(seconds[rows], least_s), form)
     return found
 
 
@@ -232,8 +236,9 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
     """
     system = read_system(folder, hardware)
     families: dict[str, Family] = {}
+    for compute, rows in system.gemm.items():
+        families[f"gemm {compute}"] = fit_matrices(rows, compute, hardware)
     tables: list[tuple[str, Mapping[str, Rows] | Mapping[int, Rows]]] = [
-        ("gemm", system.gemm),
         ("experts", system.experts),
         ("prefill", system.prefill),
         ("decode", system.decode),

@@ -7,14 +7,22 @@ neighbours, along one axis after another. The error that counts is on whole coor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import Curve, Grid
+from servecast.costmodels.kernels import (
+    WEIGHT_BITS,
+    WHOLE,
+    Curve,
+    Grid,
+    Tiles,
+    gemm_form_s,
+)
+from servecast.costmodels.specs import HardwareSpec
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -226,7 +234,7 @@ def fit_family(
         rows = rows.take((rows.shape["n"] >= narrowest) & (rows.shape["k"] >= narrowest))
     if not len(rows.seconds):
         raise InputError(f"no rows of {kind} kernels")
-    axes = {name: _covered(points, rows.shape[name], few) for name, points in GRIDS[kind].items()}
+    axes = _axes(kind, rows, few)
     left_out = held_out(rows, axes, along)
     return Family(
         grid=fit_grid(rows, axes),
@@ -237,6 +245,39 @@ def fit_family(
         if len(left_out.log_errors)
         else (),
     )
+
+
+#: How a library may cut a product: the one that shapes left out bear out is taken.
+CUTS = (WHOLE, Tiles(64), Tiles(128), Tiles(256), Tiles(128, 256))
+
+#: Median and 95th percentile of the errors that are aimed for, to weigh one against the other.
+AIMS = (0.05, 0.20)
+
+
+def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec) -> Family:
+    """A family of matrices, with whichever cut into tiles predicts tokens left out best.
+
+    The form of `rows` is not looked at. Raises InputError where nothing was measured.
+    """
+    m, n, k = (rows.shape[name] for name in "mnk")
+    peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
+
+    def cut(tiles: Tiles) -> Rows:
+        cores, bits = hardware.multiprocessors, WEIGHT_BITS[compute]
+        form = gemm_form_s(m, n, k, peak, bandwidth, bits, tiles, cores)
+        return replace(rows, form_s=form)
+
+    def off(tiles: Tiles) -> float:
+        own = cut(tiles).take((n >= NARROWEST) & (k >= NARROWEST))
+        found = held_out(own, _axes("gemm", own, FEW), ("m",))
+        return found.median / AIMS[0] + found.p95 / AIMS[1]
+
+    best = min(CUTS, key=off)
+    return replace(fit_family("gemm", cut(best)), tiles=best)
+
+
+def _axes(kind: str, rows: Rows, few: int) -> dict[str, tuple[float, ...]]:
+    return {name: _covered(points, rows.shape[name], few) for name, points in GRIDS[kind].items()}
 
 
 def _covered(points: tuple[float, ...], column: FloatArray, few: int) -> tuple[float, ...]:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from servecast.calibration.fit import Rows, fit_curve, fit_family
+from servecast.calibration.fit import Rows, fit_curve, fit_family, fit_matrices
 from servecast.calibration.store import KernelProfile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
-    WEIGHT_BITS,
     decode_form_s,
     experts_form_s,
-    gemm_form_s,
     prefill_form_s,
 )
 from servecast.costmodels.operators import pair_flops_of, small_bytes
@@ -79,7 +77,7 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
             if layer == "sampler":
                 _add(sampling, size=sequences * model.vocab_size, seconds=time_us / 1e6)
     families = {
-        "gemm 16bit": fit_family("gemm", _gemm_rows(gemm, hardware)),
+        "gemm 16bit": fit_matrices(_gemm_rows(gemm), "16bit", hardware),
         "prefill 16": fit_family("prefill", _prefill_rows(prefill, hardware)),
         "decode 16": fit_family("decode", _decode_rows(decode, hardware)),
     }
@@ -209,15 +207,10 @@ def _columns(found: Columns, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: np.array(found[name], float) for name in names}
 
 
-def _gemm_rows(found: Columns, hardware: HardwareSpec) -> Rows:
-    shape = _columns(found, ("m", "n", "k"))
-    form = gemm_form_s(
-        **shape,
-        peak_flops_per_s=hardware.peak_flops_per_s(),
-        bytes_per_s=hardware.memory_bandwidth_bytes_per_s,
-        weight_bits=WEIGHT_BITS["16bit"],
-    )
-    return Rows(shape, np.array(found["seconds"], float), form)
+def _gemm_rows(found: Columns) -> Rows:
+    """As `fit_matrices` takes them, which finds a form itself."""
+    seconds = np.array(found["seconds"], float)
+    return Rows(_columns(found, ("m", "n", "k")), seconds, seconds)
 
 
 def _prefill_rows(found: Columns, hardware: HardwareSpec) -> Rows:

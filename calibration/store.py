@@ -15,7 +15,15 @@ import numpy as np
 import yaml
 
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import SMALL_KERNEL_S, Beside, Curve, Grid, Kernels
+from servecast.costmodels.kernels import (
+    SMALL_KERNEL_S,
+    WHOLE,
+    Beside,
+    Curve,
+    Grid,
+    Kernels,
+    Tiles,
+)
 from servecast.costmodels.reading import read_bytes
 
 HERE = Path(__file__).parent / "profiles"
@@ -52,6 +60,7 @@ class Family:
     median, p95 : relative errors on shapes that the fit did not see
     residuals : log(predicted / measured) at equal steps of probability, those shapes again; none
         where nothing could be left out, and then the errors say nothing
+    tiles : of the form, of matrices
     """
 
     grid: Grid
@@ -59,6 +68,7 @@ class Family:
     median: float
     p95: float
     residuals: tuple[float, ...] = ()
+    tiles: Tiles = WHOLE
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,11 @@ class KernelProfile(Beside):
         return Kernels(
             label=f"kernels measured on {self.device} ({self.source['what']})",
             gemm=of("gemm"),
+            tiles={
+                name.split(" ")[1]: family.tiles
+                for name, family in self.families.items()
+                if family.tiles != WHOLE
+            },
             experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
             decode={int(bits): grid for bits, grid in of("decode").items()},
@@ -236,7 +251,15 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     median, p95 = float(row["median"]), float(row["p95"])
     if not np.isfinite([median, p95, *residuals]).all():
         raise ValueError(f"{name}: errors must be numbers")
-    return Family(Grid(axes, values), int(row["rows"]), median, p95, residuals)
+    tiles = _tiles(row["tiles"]) if "tiles" in row else WHOLE
+    return Family(Grid(axes, values), int(row["rows"]), median, p95, residuals, tiles)
+
+
+def _tiles(row: Any) -> Tiles:
+    rows, columns = (int(value) for value in row)
+    if not (1 <= rows <= 4096 and 0 <= columns <= 4096):
+        raise ValueError(f"tiles: expected rows and columns, got {row}")
+    return Tiles(rows, columns)
 
 
 def _axis(values: Any) -> tuple[float, ...]:
@@ -299,6 +322,8 @@ def profile_text(profile: KernelProfile) -> str:
         lines.append(f"    median: {family.median:.4f}")
         lines.append(f"    p95: {family.p95:.4f}")
         lines.append(f"    residuals: [{', '.join(f'{r:.4f}' for r in family.residuals)}]")
+        if family.tiles != WHOLE:
+            lines.append(f"    tiles: [{family.tiles.rows}, {family.tiles.columns}]")
         lines.append("    axes:")
         for axis, values in zip(AXES[name.split(" ")[0]], family.grid.axes, strict=True):
             lines.append(f"      {axis}: [{', '.join(f'{value:g}' for value in values)}]")

@@ -134,6 +134,24 @@ class Curve:
         return float(np.exp2(logs))
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """How a library cuts a product of matrices among a device's multiprocessors.
+
+    Attributes
+    ----------
+    rows : computed together, whether there are so many or fewer
+    columns : of such a piece; where given, the device takes as many pieces at a time as it has
+        multiprocessors, and a last few take as long as all. 0: however many there are
+    """
+
+    rows: int = 1
+    columns: int = 0
+
+
+WHOLE = Tiles()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What of a device was measured beside its grids, or is assumed.
@@ -169,6 +187,7 @@ class Kernels(Beside):
     ----------
     label : what a report says of where they are from
     gemm : by "32bit", "16bit", "fp8" or "fp4": axes m, n, k
+    tiles : of matrices, likewise
     experts : likewise, all matrices of a mixture together: axes rows (tokens of an expert that is
         met), width (numbers of one of its matrices, hidden x intermediate), experts met
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
@@ -183,6 +202,7 @@ class Kernels(Beside):
 
     label: str
     gemm: Mapping[str, Grid] = field(default_factory=dict)
+    tiles: Mapping[str, Tiles] = field(default_factory=dict)
     experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
@@ -198,7 +218,7 @@ class Kernels(Beside):
                 digest.update(repr((key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
         factors = (self.block_factor, self.query_factor, self.whole_factor)
-        for table in (self.all_reduce, self.rates, *factors):
+        for table in (self.all_reduce, self.rates, self.tiles, *factors):
             digest.update(repr(sorted(table.items())).encode())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
@@ -238,11 +258,12 @@ class Kernels(Beside):
         """
         if not self.has_gemm(compute, weight_bits):
             return None
-        grid = self.gemm[compute]
-        m = between(grid.axes[0])
+        grid, tiles = self.gemm[compute], self.tiles.get(compute, WHOLE)
+        m = with_edges(between(grid.axes[0]), tiles.rows)
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         peak = hardware.peak_flops_per_s(compute)
-        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
+        cores = hardware.multiprocessors
+        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits, tiles, cores)
         by_flops = 2.0 * m * n * k / peak > n * k * weight_bits / 8 / bandwidth
         slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = form * grid.factor(m, float(n), float(k))
@@ -377,6 +398,9 @@ COLD_ROWS = 64
 COLD_CONTEXT = 8_192.0
 COLD_SEQUENCES = 64.0
 
+#: Tiles of rows after which the steps between them are small.
+MOST_TILES = 32
+
 #: Stored bits of a weight that the measured kernels read, by what they compute in.
 WEIGHT_BITS = {
     "32bit": 32.0,
@@ -397,6 +421,16 @@ def between(axis: tuple[float, ...]) -> FloatArray:
     return found
 
 
+def with_edges(points: FloatArray, rows: int) -> FloatArray:
+    """Points, and where another tile of so many rows begins, as long as tiles are a good part."""
+    if rows == 1:
+        return points
+    most = min(points[-2], float(rows * MOST_TILES))
+    edges = np.arange(rows, most + 1, rows)
+    found: FloatArray = np.unique(np.concatenate([points, edges, edges + 1]))
+    return found
+
+
 def gemm_form_s(
     m: FloatArray,
     n: float | FloatArray,
@@ -404,9 +438,15 @@ def gemm_form_s(
     peak_flops_per_s: float,
     bytes_per_s: float,
     weight_bits: float = 16.0,
+    tiles: Tiles = WHOLE,
+    multiprocessors: int = 0,
 ) -> FloatArray:
     """y (m, n) = x (m, k) @ W.T at the datasheet's peaks: compute or bytes, and a launch."""
-    flops = 2.0 * m * n * k
+    pieces = np.ceil(m / tiles.rows)
+    flops = 2.0 * pieces * tiles.rows * n * k
+    if tiles.columns and multiprocessors:
+        waves = np.ceil(pieces * np.ceil(n / tiles.columns) / multiprocessors)
+        flops = 2.0 * waves * multiprocessors * tiles.rows * tiles.columns * k
     moved = n * k * weight_bits / 8 + 2.0 * m * (n + k)
     form: FloatArray = LAUNCH_S + np.maximum(flops / peak_flops_per_s, moved / bytes_per_s)
     return form

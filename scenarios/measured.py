@@ -114,6 +114,7 @@ def with_the_devices_own(found: KernelProfile) -> Kernels:
     return replace(
         kernels,
         gemm={**rest.gemm, **kernels.gemm},
+        tiles={c: t for c, t in rest.tiles.items() if c not in kernels.gemm} | {**kernels.tiles},
         experts={**rest.experts, **kernels.experts},
         prefill={**rest.prefill, **kernels.prefill},
         decode={**rest.decode, **kernels.decode},

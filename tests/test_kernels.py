@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from servecast.calibration import aiconfigurator, llmservingsim
-from servecast.calibration.fit import Rows, fit_family, fit_grid, held_out
+from servecast.calibration.fit import Rows, fit_family, fit_grid, fit_matrices, held_out
 from servecast.calibration.profile import GENERIC
 from servecast.calibration.store import (
     load_profile,
@@ -30,6 +30,7 @@ from servecast.costmodels.kernels import (
     Curve,
     Grid,
     Kernels,
+    Tiles,
     experts_form_s,
     experts_met,
     gemm_form_s,
@@ -282,6 +283,32 @@ def test_a_smooth_law_is_found_again_on_shapes_left_out() -> None:
     assert factor == pytest.approx(rows.seconds / rows.form_s, rel=1e-6)
 
 
+def test_how_a_library_cuts_is_found_by_what_it_leaves_out() -> None:
+    """Times that rise with every 256th row, and then are level."""
+    m = np.array([1, 2, 4, 16, 64, 256, 257, 400, 512, 513, 700, 768, 769, 1024, 1025, 2048, 2049])
+    m, n, k = (
+        axis.ravel().astype(float)
+        for axis in np.meshgrid(m, 2 ** np.arange(11, 14), 2 ** np.arange(11, 14))
+    )
+    peak, bandwidth = H100.peak_flops_per_s(), H100.memory_bandwidth_bytes_per_s
+    seconds = 1.3 * gemm_form_s(m, n, k, peak, bandwidth, tiles=Tiles(256))
+    family = fit_matrices(Rows({"m": m, "n": n, "k": k}, seconds, seconds), "16bit", H100)
+    assert family.tiles == Tiles(256) and family.p95 < 0.01
+    kernels = Kernels("x", gemm={"16bit": family.grid}, tiles={"16bit": family.tiles})
+    lines = kernels.gemm_lines(H100, "16bit", 4096, 4096, 16.0)
+    assert lines is not None
+    assert lines.at(600) == pytest.approx(lines.at(768), rel=0.02)
+    assert lines.at(769) > 1.2 * lines.at(768)
+
+
+def test_a_wave_more_takes_as_long_as_all() -> None:
+    """Two tiles a multiprocessor take twice as long as one, and one more than that three times."""
+    cores = H100.multiprocessors
+    m = np.array([128.0, 129.0])
+    one, two = gemm_form_s(m, 256.0 * cores, 8192, 1e12, 1e15, 16.0, Tiles(128, 256), cores)
+    assert two == pytest.approx(2 * one, rel=1e-3)
+
+
 def test_a_law_that_no_shape_tells_is_seen_to_fail() -> None:
     noise = np.random.default_rng(1)
     rows = synthetic(lambda m, n, k: np.exp(noise.normal(0, 0.5, m.shape)))
@@ -348,7 +375,9 @@ def test_a_damaged_profile_is_read_or_refused(
         ("rows: 648", "rows: .inf", "not a profile: OverflowError"),
         ("gemm 16bit:", "gemm:", "not a family of kernels"),
         ("decode 16:", "decode abc:", "not a family of kernels"),
-        ("residuals: [-0.1124, ", "residuals: [", "expected 20 residuals"),
+        ("residuals: [", "residuals: [0.0, ", "expected 20 residuals"),
+        ("tiles: [64, 0]", "tiles: [0, 0]", "expected rows and columns"),
+        ("tiles: [64, 0]", "tiles: [64]", "not a profile"),
         ("m: [1, 2,", "m: [2, 1,", "ascending"),
         ("      ", "      x ", "not a profile"),
     ],
