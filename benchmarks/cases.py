@@ -32,6 +32,12 @@ from servecast.calibration.aiconfigurator import SYSTEMS
 
 DEFAULT = Path(__file__).parents[2] / "shared" / "validation"
 
+#: Systems of that file, and the catalogue's devices.
+DEVICES = SYSTEMS | {"b300_sxm": "b300", "gb300": "gb300"}
+
+#: `max-num-seqs` of InferenceX's servers on B200, whatever the clients.
+BLACKWELL_SEQS = 512
+
 #: Requests of a closed loop, for each of its clients.
 REQUESTS_A_CLIENT = 10
 
@@ -118,6 +124,9 @@ def loops(source: Path, folder: Path) -> None:
     with (source / "measured.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows):
+        if row["backend"] != "vllm" or row["system"] not in DEVICES:
+            print(f"cases: row {number}: {row['backend']} on {row['system']}: left out")
+            continue
         isl, osl, clients = int(row["isl"]), int(row["osl"]), int(row["concurrency"])
         swept = row["origin"] == "inferencex_sweep"
         engine: dict[str, object] = {
@@ -132,7 +141,7 @@ def loops(source: Path, folder: Path) -> None:
         if swept:
             engine |= {
                 "kv_cache_dtype": "fp8",
-                "max_num_seqs": clients,
+                "max_num_seqs": BLACKWELL_SEQS if "b200" in row["system"] else clients,
                 "max_num_batched_tokens": 8192,
                 "async_scheduling": True,
                 "max_model_len": isl + osl + 200,
@@ -152,7 +161,7 @@ def loops(source: Path, folder: Path) -> None:
             model=row["model"],
             engine=json.dumps(engine),
             concurrency=clients,
-            hardware=SYSTEMS[row["system"]],
+            hardware=DEVICES[row["system"]],
             requests=REQUESTS_A_CLIENT * clients,
             lengths=lengths,
             sampling="  sampling: {temperature: 0}\n" if swept else "",
