@@ -21,8 +21,8 @@ MAX_BYTES = 500_000_000
 
 #: What the way from a client through HTTP and the tokenizer adds to a request, seconds: the gap of
 #: one stage of inference-sim/training (Llama-2-7B codegen at 5/s: 25.0 ms to the first token for
-#: 20.1 with the h100-sxm profile), used on all others.
-CLIENT_PATH_S = 4.9e-3
+#: 19.9 with the h100-sxm profile), used on all others.
+CLIENT_PATH_S = 5.2e-3
 
 #: That, and the least and the most it may be elsewhere: the authors of those runs put it at 10 to
 #: 20 ms (`validation/vllm-h100`), an operator case at 22.

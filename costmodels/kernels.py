@@ -177,6 +177,30 @@ class Beside:
 
 
 @dataclass(frozen=True)
+class Unpacking:
+    """Matrices whose weights have fewer bits than they are multiplied in, by experts of that kind:
+    tables have no others, and vLLM has one family of kernels (Marlin) for both.
+
+    Attributes
+    ----------
+    experts : their grid
+    own, theirs : matrices in 16 bits on this device and where the experts were measured, if that
+        was another one
+    """
+
+    experts: Grid
+    own: Grid | None = None
+    theirs: Grid | None = None
+
+    def factor(self, m: FloatArray, n: float, k: float) -> FloatArray:
+        """Over the form with the bits that are stored."""
+        found = self.experts.factor(m, n * k, UNPACKED_EXPERTS)
+        if self.own is not None and self.theirs is not None:
+            found = found * self.own.factor(m, n, k) / self.theirs.factor(m, n, k)
+        return found
+
+
+@dataclass(frozen=True)
 class Kernels(Beside):
     """The kernels of one device, as corrections of its physical forms.
 
@@ -195,6 +219,7 @@ class Kernels(Beside):
     mixed : by bits of a KV number: decodes beside a prompt, in one kernel, over the same decodes
         alone: axes new tokens of the prompt, KV heads of all sequences that decode, context, query
         heads a KV head
+    unpacking : of weights in fewer bits than 16
     scale : on every time, to see what an error of so much would do
     rates : name of an efficiency (`costmodels.efficiency.Efficiency`) to how much faster than
         measured what it stands for is taken to be, likewise
@@ -207,6 +232,7 @@ class Kernels(Beside):
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
     mixed: Mapping[int, Grid] = field(default_factory=dict)
+    unpacking: Unpacking | None = None
     scale: float = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
 
@@ -220,6 +246,9 @@ class Kernels(Beside):
         factors = (self.block_factor, self.query_factor, self.whole_factor)
         for table in (self.all_reduce, self.rates, self.tiles, *factors):
             digest.update(repr(sorted(table.items())).encode())
+        unpacking = self.unpacking
+        for own in () if unpacking is None else (unpacking.experts, unpacking.own):
+            digest.update(b"" if own is None else own.values.tobytes())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
@@ -237,6 +266,14 @@ class Kernels(Beside):
         """Matrices of such weights were measured: those of fewer bits than the units compute in
         go through kernels of their own."""
         return compute in self.gemm and _stored(compute, weight_bits)
+
+    def unpacks(self, hardware: HardwareSpec, compute: str, weight_bits: float) -> bool:
+        """Such weights are unpacked before they are multiplied, which was measured: a device
+        without units for fp8 takes them for storage."""
+        if self.unpacking is None or "16bit" not in self.gemm or weight_bits > UNPACKED_BITS:
+            return False
+        stored = compute == "fp8" and hardware.fp8_flops_per_s is None
+        return stored or compute in ("16bit", "int4")
 
     def has_experts(self, compute: str, weight_bits: float) -> bool:
         """The same of experts."""
@@ -257,7 +294,7 @@ class Kernels(Beside):
         Not always rising with m, because the measured ones are not.
         """
         if not self.has_gemm(compute, weight_bits):
-            return None
+            return self._unpacked_lines(hardware, compute, n, k, weight_bits)
         grid, tiles = self.gemm[compute], self.tiles.get(compute, WHOLE)
         m = with_edges(between(grid.axes[0]), tiles.rows)
         bandwidth = hardware.memory_bandwidth_bytes_per_s
@@ -273,6 +310,19 @@ class Kernels(Beside):
         least = n * k * weight_bits / 8 / bandwidth * cold
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
         return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least), dips=True)
+
+    def _unpacked_lines(
+        self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
+    ) -> Lines | None:
+        if self.unpacking is None or not self.unpacks(hardware, compute, weight_bits):
+            return None
+        m = between(self.gemm["16bit"].axes[0])
+        bandwidth, peak = hardware.memory_bandwidth_bytes_per_s, hardware.peak_flops_per_s()
+        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
+        by_flops = 2.0 * m * n * k / peak > n * k * weight_bits / 8 / bandwidth
+        slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
+        seconds = form * self.unpacking.factor(m, n, k)
+        return through(m, np.where(by_flops, *slow) * seconds, dips=True)
 
     def experts_lines(
         self,
@@ -397,6 +447,11 @@ COLD_WIDTH = 16_384.0
 COLD_ROWS = 64
 COLD_CONTEXT = 8_192.0
 COLD_SEQUENCES = 64.0
+
+#: Bits of a weight, at most, that is unpacked to 16; and experts met, of which there are enough to
+#: fill a device, as a matrix of that size does.
+UNPACKED_BITS = 8.5
+UNPACKED_EXPERTS = 32.0
 
 #: Tiles of rows after which the steps between them are small.
 MOST_TILES = 32

@@ -9,7 +9,7 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.store import KernelProfile, load_profile, profile_names
 from servecast.costmodels.catalogue import hardware_names, load_hardware
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import Grid, Kernels
+from servecast.costmodels.kernels import Grid, Kernels, Unpacking
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
@@ -26,6 +26,9 @@ FLASH_ATTENTION_2 = (8, 12)
 
 #: The profile whose mixed batches stand for those of devices that have none measured.
 MIXED = "rtx-pro-6000-llmservingsim"
+
+#: The profile whose experts with 4-bit weights stand for those of devices that have none measured.
+UNPACKED = "l40s"
 
 
 def profile_of(asked: str | None, hardware: HardwareSpec) -> str | None:
@@ -83,7 +86,12 @@ def measured(
     Raises InputError for a profile that is not known or cannot be read.
     """
     found = load_profile(name_or_path)
-    kernels = replace(with_the_devices_own(found), mixed={} if v0 else mixed_of(found, hardware))
+    kernels = with_the_devices_own(found)
+    kernels = replace(
+        kernels,
+        mixed={} if v0 else mixed_of(found, hardware),
+        unpacking=unpacking_of(kernels) if hardware.kind == "gpu" else None,
+    )
     label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
@@ -122,6 +130,17 @@ def with_the_devices_own(found: KernelProfile) -> Kernels:
     )
 
 
+def unpacking_of(kernels: Kernels) -> Unpacking | None:
+    """How weights in fewer bits are unpacked: measured here, or on another device."""
+    own = kernels.gemm.get("16bit")
+    if "int4" in kernels.experts:
+        return Unpacking(kernels.experts["int4"])
+    if own is None:
+        return None
+    theirs = load_profile(UNPACKED).kernels()
+    return Unpacking(theirs.experts["int4"], own, theirs.gemm["16bit"])
+
+
 def mixed_of(found: KernelProfile, hardware: HardwareSpec) -> Mapping[int, Grid]:
     """What decodes take longer in one kernel with a prompt: own rows, or those of a relative.
 
@@ -147,21 +166,32 @@ def kernels_label(
     label = kernels.label
     if found.hardware != hardware.name:
         label += f", scaled to {hardware.name} by datasheet"
-    rest = sorted(set(_uncovered(kernels, model, kv)))
+    rest = sorted(set(_uncovered(kernels, model, hardware, kv)))
     if tensor > 1 and tensor not in kernels.all_reduce:
         rest.append(f"all-reduce of {tensor} ranks")
+    unpacked = {
+        f"{bits:.2g}-bit weights"
+        for matrix in layer_matrices(model)
+        if matrix.copies == 1
+        for compute, bits in [(kernel_type(model, matrix.group), weight_bits(model, matrix.group))]
+        if not kernels.has_gemm(compute, bits) and kernels.unpacks(hardware, compute, bits)
+    }
+    if unpacked:
+        label += f"; {', '.join(sorted(unpacked))} as experts unpack them"
     if rest:
         label += f"; {', '.join(rest)} by generic efficiencies (uncalibrated)"
     return label
 
 
-def _uncovered(kernels: Kernels, model: ModelSpec, kv: KvFormat) -> Iterator[str]:
+def _uncovered(
+    kernels: Kernels, model: ModelSpec, hardware: HardwareSpec, kv: KvFormat
+) -> Iterator[str]:
     for matrix in layer_matrices(model):
         compute, bits = kernel_type(model, matrix.group), weight_bits(model, matrix.group)
         if matrix.copies > 1:
             if not (kernels.has_experts(compute, bits) and model.gated_mlp):
                 yield "experts"
-        elif not kernels.has_gemm(compute, bits):
+        elif not (kernels.has_gemm(compute, bits) or kernels.unpacks(hardware, compute, bits)):
             yield f"{bits:.2g}-bit weights"
     if model.mla is not None:
         yield "latent attention"

@@ -250,6 +250,30 @@ def test_decodes_beside_a_prompt_take_longer_in_flashattention_2(
     assert least - 1e-9 <= found <= most + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("hardware", "model"),
+    [
+        ("h100-sxm", "Llama-3.1-8B-AWQ"),
+        ("a100-sxm-80gb", "Llama-3.1-8B-AWQ"),
+        ("a100-sxm-80gb", "Llama-3.1-8B-FP8"),
+        ("rtx-4090", "Llama-3.1-8B-GPTQ"),
+    ],
+)
+def test_unpacking_helps_few_tokens_and_costs_many(
+    tmp_path: Path, hardware: str, model: str
+) -> None:
+    def seconds(name: str, tokens: int) -> float:
+        path = tmp_path / "scenario.yaml"
+        text = SCENARIO.replace("profile: {profile}", "").replace("meta-llama/Llama-3.1-8B", name)
+        path.write_text(text.format(hardware=hardware))
+        deployment = build(load_scenario(path))
+        assert ("as experts unpack them" in deployment.profile.label) is (name == model)
+        return deployment.cost.step(StepShape(((tokens, 0),), 0, 0, 0, 1)).gemm_s
+
+    assert seconds(model, 1) < 0.75 * seconds("Llama-3.1-8B", 1)
+    assert seconds(model, 2048) > 1.05 * seconds("Llama-3.1-8B", 2048)
+
+
 def test_one_slow_kernel_does_not_slow_all_matrices() -> None:
     """A library's bad choice for one row is no sign of what memory gives."""
     axes = ((1.0, 8.0), (4096.0, 16384.0), (4096.0, 16384.0))
@@ -484,7 +508,6 @@ def test_a_coefficient_that_is_off_moves_the_measured_kernels_that_it_stands_for
             ],
             "experts",
         ),
-        (["engine.quantization=awq"], "4.2-bit weights"),
         (
             ["engine.tensor_parallel_size=2", "hardware=rtx-4090", "profile=rtx-4090"],
             "all-reduce of 2 ranks",
