@@ -26,8 +26,9 @@ class Efficiency:
     collective_bandwidth : of a ring over the datasheet link, one direction
     collective_latency_s* : of a small all-reduce over NVLink in a CUDA graph, rounded up
     launch_s : between two kernels of a CUDA graph
-    eager_launch_s : host time for a kernel without graphs; set so that 28 layers take 10 ms,
-        as one report has it (vllm-project/vllm-omni#7960: 9 to 13 ms)
+    eager_launch_s : host time for a kernel without graphs, which the device waits out: 0.8 ms a
+        layer, after 22 ms of 28 layers and 19 of 24 (vllm-project/vllm-omni#7960, A800) and
+        35 of 36 (vllm-project/vllm#42058, A100)
     label : what a report says of these figures
     """
 
@@ -43,7 +44,7 @@ class Efficiency:
     collective_bandwidth: float = 0.80
     collective_latency_s: float = 5e-6
     launch_s: float = 1e-6
-    eager_launch_s: float = 40e-6
+    eager_launch_s: float = 90e-6
     label: str = UNCALIBRATED
 
     def __post_init__(self) -> None:
