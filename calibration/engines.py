@@ -63,12 +63,13 @@ KernelTime = Callable[[int], float]
 
 
 def serve(python: str, job: Mapping[str, Any]) -> Answer:
-    """Run an engine on a job (`calibration/device/engine.py`).
+    """Run an engine on a job (`calibration/device/engine.py`), its loads one after another.
 
     Raises InputError with the engine's last words where it does not come up, or breaks.
     """
-    arrivals = [r["arrival_s"] for load in job.get("loads", ()) for r in load["requests"]]
-    patience_s = PATIENCE_S + max(arrivals, default=0.0)
+    loads = job.get("loads", ())
+    last_s = [max((r["arrival_s"] for r in load["requests"]), default=0.0) for load in loads]
+    patience_s = PATIENCE_S + sum(last_s)
     with (
         tempfile.TemporaryDirectory(prefix="servecast-") as folder,
         tempfile.TemporaryFile("w+") as errors,

@@ -16,10 +16,8 @@ from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
     WEIGHT_BITS,
-    WHOLE,
     Curve,
     Grid,
-    Tiles,
     gemm_form_s,
 )
 from servecast.costmodels.specs import HardwareSpec
@@ -247,8 +245,8 @@ def fit_family(
     )
 
 
-#: How a library may cut a product: the one that shapes left out bear out is taken.
-CUTS = (WHOLE, Tiles(64), Tiles(128), Tiles(256), Tiles(128, 256))
+#: Rows that a library may compute together: what shapes left out bear out is taken.
+CUTS = (1, 64, 128, 256)
 
 #: Median and 95th percentile of the errors that are aimed for, to weigh one against the other.
 AIMS = (0.05, 0.20)
@@ -260,20 +258,22 @@ def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec) -> Family:
     The form of `rows` is not looked at. Raises InputError where nothing was measured.
     """
     m, n, k = (rows.shape[name] for name in "mnk")
+    wide = (n >= NARROWEST) & (k >= NARROWEST)
+    if not wide.any():
+        raise InputError(f"no rows of gemm kernels of {NARROWEST} and more each way")
     peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
 
-    def cut(tiles: Tiles) -> Rows:
-        cores, bits = hardware.multiprocessors, WEIGHT_BITS[compute]
-        form = gemm_form_s(m, n, k, peak, bandwidth, bits, tiles, cores)
+    def cut(tile_rows: int) -> Rows:
+        form = gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], tile_rows)
         return replace(rows, form_s=form)
 
-    def off(tiles: Tiles) -> float:
-        own = cut(tiles).take((n >= NARROWEST) & (k >= NARROWEST))
+    def off(tile_rows: int) -> float:
+        own = cut(tile_rows).take(wide)
         found = held_out(own, _axes("gemm", own, FEW), ("m",))
         return found.median / AIMS[0] + found.p95 / AIMS[1]
 
     best = min(CUTS, key=off)
-    return replace(fit_family("gemm", cut(best)), tiles=best)
+    return replace(fit_family("gemm", cut(best)), tile_rows=best)
 
 
 def _axes(kind: str, rows: Rows, few: int) -> dict[str, tuple[float, ...]]:

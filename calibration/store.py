@@ -17,12 +17,10 @@ import yaml
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
     SMALL_KERNEL_S,
-    WHOLE,
     Beside,
     Curve,
     Grid,
     Kernels,
-    Tiles,
 )
 from servecast.costmodels.reading import read_bytes
 
@@ -60,7 +58,7 @@ class Family:
     median, p95 : relative errors on shapes that the fit did not see
     residuals : log(predicted / measured) at equal steps of probability, those shapes again; none
         where nothing could be left out, and then the errors say nothing
-    tiles : of the form, of matrices
+    tile_rows : of matrices, those that the form takes together
     """
 
     grid: Grid
@@ -68,7 +66,7 @@ class Family:
     median: float
     p95: float
     residuals: tuple[float, ...] = ()
-    tiles: Tiles = WHOLE
+    tile_rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,9 @@ class KernelProfile(Beside):
             label=f"kernels measured on {self.device} ({self.source['what']})",
             gemm=of("gemm"),
             tiles={
-                name.split(" ")[1]: family.tiles
+                name.split(" ")[1]: family.tile_rows
                 for name, family in self.families.items()
-                if family.tiles != WHOLE
+                if family.tile_rows > 1
             },
             experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
@@ -251,15 +249,10 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     median, p95 = float(row["median"]), float(row["p95"])
     if not np.isfinite([median, p95, *residuals]).all():
         raise ValueError(f"{name}: errors must be numbers")
-    tiles = _tiles(row["tiles"]) if "tiles" in row else WHOLE
-    return Family(Grid(axes, values), int(row["rows"]), median, p95, residuals, tiles)
-
-
-def _tiles(row: Any) -> Tiles:
-    rows, columns = (int(value) for value in row)
-    if not (1 <= rows <= 4096 and 0 <= columns <= 4096):
-        raise ValueError(f"tiles: expected rows and columns, got {row}")
-    return Tiles(rows, columns)
+    tile_rows = int(row.get("tile_rows", 1))
+    if not 1 <= tile_rows <= 4096 or (tile_rows > 1 and kind != "gemm"):
+        raise ValueError(f"tile_rows: expected 1 to 4096, of matrices, got {tile_rows}")
+    return Family(Grid(axes, values), int(row["rows"]), median, p95, residuals, tile_rows)
 
 
 def _axis(values: Any) -> tuple[float, ...]:
@@ -322,8 +315,8 @@ def profile_text(profile: KernelProfile) -> str:
         lines.append(f"    median: {family.median:.4f}")
         lines.append(f"    p95: {family.p95:.4f}")
         lines.append(f"    residuals: [{', '.join(f'{r:.4f}' for r in family.residuals)}]")
-        if family.tiles != WHOLE:
-            lines.append(f"    tiles: [{family.tiles.rows}, {family.tiles.columns}]")
+        if family.tile_rows > 1:
+            lines.append(f"    tile_rows: {family.tile_rows}")
         lines.append("    axes:")
         for axis, values in zip(AXES[name.split(" ")[0]], family.grid.axes, strict=True):
             lines.append(f"      {axis}: [{', '.join(f'{value:g}' for value in values)}]")

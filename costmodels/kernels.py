@@ -134,24 +134,6 @@ class Curve:
         return float(np.exp2(logs))
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """How a library cuts a product of matrices among a device's multiprocessors.
-
-    Attributes
-    ----------
-    rows : computed together, whether there are so many or fewer
-    columns : of such a piece; where given, the device takes as many pieces at a time as it has
-        multiprocessors, and a last few take as long as all. 0: however many there are
-    """
-
-    rows: int = 1
-    columns: int = 0
-
-
-WHOLE = Tiles()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What of a device was measured beside its grids, or is assumed.
@@ -185,7 +167,7 @@ class Unpacking:
     ----------
     experts : their grid
     own, theirs : matrices in 16 bits on this device and where the experts were measured, if that
-        was another one
+        was another one; both over forms without tiles
     """
 
     experts: Grid
@@ -211,7 +193,8 @@ class Kernels(Beside):
     ----------
     label : what a report says of where they are from
     gemm : by "32bit", "16bit", "fp8" or "fp4": axes m, n, k
-    tiles : of matrices, likewise
+    tiles : rows of such matrices that are computed together, whether there are so many or fewer;
+        1 where not given
     experts : likewise, all matrices of a mixture together: axes rows (tokens of an expert that is
         met), width (numbers of one of its matrices, hidden x intermediate), experts met
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
@@ -227,7 +210,7 @@ class Kernels(Beside):
 
     label: str
     gemm: Mapping[str, Grid] = field(default_factory=dict)
-    tiles: Mapping[str, Tiles] = field(default_factory=dict)
+    tiles: Mapping[str, int] = field(default_factory=dict)
     experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
@@ -239,16 +222,20 @@ class Kernels(Beside):
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        for grids in (self.gemm, self.experts, self.prefill, self.decode, self.mixed):
+        for kind in ("gemm", "experts", "prefill", "decode", "mixed"):
+            grids: Mapping[str | int, Grid] = getattr(self, kind)
             for key, grid in sorted(grids.items(), key=lambda item: str(item[0])):
-                digest.update(repr((key, grid.axes)).encode())
+                digest.update(repr((kind, key, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
         factors = (self.block_factor, self.query_factor, self.whole_factor)
         for table in (self.all_reduce, self.rates, self.tiles, *factors):
             digest.update(repr(sorted(table.items())).encode())
         unpacking = self.unpacking
-        for own in () if unpacking is None else (unpacking.experts, unpacking.own):
-            digest.update(b"" if own is None else own.values.tobytes())
+        for name in () if unpacking is None else ("experts", "own", "theirs"):
+            own: Grid | None = getattr(unpacking, name)
+            if own is not None:
+                digest.update(repr((name, own.axes)).encode())
+                digest.update(own.values.tobytes())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
@@ -269,11 +256,10 @@ class Kernels(Beside):
 
     def unpacks(self, hardware: HardwareSpec, compute: str, weight_bits: float) -> bool:
         """Such weights are unpacked before they are multiplied, which was measured: a device
-        without units for fp8 takes them for storage."""
+        without units for a format takes it for storage."""
         if self.unpacking is None or "16bit" not in self.gemm or weight_bits > UNPACKED_BITS:
             return False
-        stored = compute == "fp8" and hardware.fp8_flops_per_s is None
-        return stored or compute in ("16bit", "int4")
+        return not hardware.has_units(compute) or compute in ("16bit", "int4")
 
     def has_experts(self, compute: str, weight_bits: float) -> bool:
         """The same of experts."""
@@ -295,21 +281,22 @@ class Kernels(Beside):
         """
         if not self.has_gemm(compute, weight_bits):
             return self._unpacked_lines(hardware, compute, n, k, weight_bits)
-        grid, tiles = self.gemm[compute], self.tiles.get(compute, WHOLE)
-        m = with_edges(between(grid.axes[0]), tiles.rows)
+        grid, tile_rows = self.gemm[compute], self.tiles.get(compute, 1)
+        m = with_edges(between(grid.axes[0]), tile_rows)
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         peak = hardware.peak_flops_per_s(compute)
-        cores = hardware.multiprocessors
-        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits, tiles, cores)
-        by_flops = 2.0 * m * n * k / peak > n * k * weight_bits / 8 / bandwidth
+        form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits, tile_rows)
+        read_s = n * k * weight_bits / 8 / bandwidth
+        by_flops = 2.0 * m * n * k / peak > read_s
         slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         few = np.array([rows for rows in grid.axes[0] if rows <= COLD_ROWS] or grid.axes[0][:1])
-        cold = float(grid.factor(few, wide, deep).min())
-        least = n * k * weight_bits / 8 / bandwidth * cold
+        cold_s = gemm_form_s(few, wide, deep, peak, bandwidth, weight_bits, tile_rows)
+        cold_s = cold_s * grid.factor(few, wide, deep)
+        cold = float(cold_s.min()) / (wide * deep * weight_bits / 8 / bandwidth)
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
-        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, least), dips=True)
+        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, read_s * cold), dips=True)
 
     def _unpacked_lines(
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
@@ -319,9 +306,10 @@ class Kernels(Beside):
         m = between(self.gemm["16bit"].axes[0])
         bandwidth, peak = hardware.memory_bandwidth_bytes_per_s, hardware.peak_flops_per_s()
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
-        by_flops = 2.0 * m * n * k / peak > n * k * weight_bits / 8 / bandwidth
+        read_s = n * k * weight_bits / 8 / bandwidth
+        by_flops = 2.0 * m * n * k / peak > read_s
         slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
-        seconds = form * self.unpacking.factor(m, n, k)
+        seconds = np.maximum(form * self.unpacking.factor(m, n, k), read_s)
         return through(m, np.where(by_flops, *slow) * seconds, dips=True)
 
     def experts_lines(
@@ -493,18 +481,26 @@ def gemm_form_s(
     peak_flops_per_s: float,
     bytes_per_s: float,
     weight_bits: float = 16.0,
-    tiles: Tiles = WHOLE,
-    multiprocessors: int = 0,
+    tile_rows: int = 1,
 ) -> FloatArray:
     """y (m, n) = x (m, k) @ W.T at the datasheet's peaks: compute or bytes, and a launch."""
-    pieces = np.ceil(m / tiles.rows)
-    flops = 2.0 * pieces * tiles.rows * n * k
-    if tiles.columns and multiprocessors:
-        waves = np.ceil(pieces * np.ceil(n / tiles.columns) / multiprocessors)
-        flops = 2.0 * waves * multiprocessors * tiles.rows * tiles.columns * k
+    flops = 2.0 * np.ceil(m / tile_rows) * tile_rows * n * k
     moved = n * k * weight_bits / 8 + 2.0 * m * (n + k)
     form: FloatArray = LAUNCH_S + np.maximum(flops / peak_flops_per_s, moved / bytes_per_s)
     return form
+
+
+def without_tiles(grid: Grid, compute: str, tile_rows: int, hardware: HardwareSpec) -> Grid:
+    """The same times of a device's matrices, as corrections of the form that has no tiles.
+
+    Whether a tile binds depends on the device's ridge, so these hold on another one, and those not.
+    """
+    m, n, k = np.meshgrid(*(np.asarray(axis) for axis in grid.axes), indexing="ij")
+    peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
+    tiled, whole = (
+        gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], rows) for rows in (tile_rows, 1)
+    )
+    return replace(grid, values=grid.values + np.log2(tiled / whole))
 
 
 def decode_form_s(

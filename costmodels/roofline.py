@@ -290,7 +290,7 @@ class Roofline:
         if self._measured is not None and self._measured.sampling is not None:
             slow = self._measured.slowness("sampling_bandwidth")
             seconds = slow * self._measured.sampling.at(logits)
-        passes = logits * random_bytes(own, self._version)
+        passes = logits * random_bytes(own, self.hardware, self._version)
         seconds += passes / (bandwidth * self.efficiency.gemm_bandwidth)
         if own.filter is not None:
             seconds += filter_s(own.filter, rows, vocab, self.hardware, self._version)

@@ -5,6 +5,7 @@ top-p need the largest logits first, which vLLM found by sorting the whole vocab
 kernels of their own in later releases.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ PUBLISHED = (
 )
 
 #: Its name beside config.json.
-FILE = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def published_sampling(model: str) -> Sampling:
@@ -95,7 +96,7 @@ def published_sampling(model: str) -> Sampling:
     """
     path = Path(model)
     if path.suffix == ".json":
-        beside = path.with_name(FILE)
+        beside = path.with_name(GENERATION_CONFIG)
         return _from_file(beside) if beside.is_file() else Sampling()
     name = model.lower().rpartition("/")[2]
     return next((own for words, own in PUBLISHED if re.match(words, name)), Sampling())
@@ -104,7 +105,7 @@ def published_sampling(model: str) -> Sampling:
 def _from_file(path: Path) -> Sampling:
     data = read_json(path)
     return Sampling(
-        temperature=_of(data, "temperature", 1.0, 2.0, path),
+        temperature=_of(data, "temperature", 1.0, math.inf, path),
         top_k=round(_of(data, "top_k", 0, 1e9, path, -1)),
         top_p=_of(data, "top_p", 1.0, 1.0, path),
     )
@@ -117,7 +118,8 @@ def _of(
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InputError(f"{path}: {key}: expected {least:g} to {most:g}, got {value!r}")
+        expected = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+        raise InputError(f"{path}: {key}: expected {expected}, got {value!r}")
     return float(value)
 
 
@@ -162,15 +164,18 @@ FLASHINFER: Mapping[Filter, Curve] = {
 #: Memory bandwidth of the GPU that those are taken to be of: an H100's.
 MEASURED_BYTES_PER_S = 3.35e12
 
+#: NVIDIA's first architecture that FlashInfer takes (`flashinfer_sampler_supported`).
+FLASHINFER_CAPABILITY = 7.5
+
 #: Fewer rows than these are sorted where the Triton kernel would serve more.
 TRITON_ROWS = 8
 
 
-def random_bytes(sampling: Sampling, version: Version) -> float:
+def random_bytes(sampling: Sampling, hardware: HardwareSpec, version: Version) -> float:
     """Traffic of one logit beside that of a greedy choice. FlashInfer chooses as it filters."""
     if sampling.greedy:
         return 0
-    fused = sampling.filter is not None and _kernels(1, version) is FLASHINFER
+    fused = sampling.filter is not None and _kernels(1, hardware, version) is FLASHINFER
     return TEMPERATURE_BYTES + (0 if fused else CHOICE_BYTES)
 
 
@@ -183,11 +188,13 @@ def filter_s(
     to be faster (an H200 is not).
     """
     slower = max(1.0, MEASURED_BYTES_PER_S / hardware.memory_bandwidth_bytes_per_s)
-    return slower * _kernels(rows, version)[kind].at(rows * vocab_size)
+    return slower * _kernels(rows, hardware, version)[kind].at(rows * vocab_size)
 
 
-def _kernels(rows: int, version: Version) -> Mapping[Filter, Curve]:
+def _kernels(rows: int, hardware: HardwareSpec, version: Version) -> Mapping[Filter, Curve]:
     first, past = FLASHINFER_IN_IMAGE
-    if first <= version < past or version >= FLASHINFER_SAMPLER_SINCE:
+    chosen = first <= version < past or version >= FLASHINFER_SAMPLER_SINCE
+    if chosen and hardware.compute_capability >= FLASHINFER_CAPABILITY:
         return FLASHINFER
-    return TRITON if version >= TRITON_SAMPLER_SINCE and rows >= TRITON_ROWS else SORT
+    compiled = hardware.kind == "gpu" and version >= TRITON_SAMPLER_SINCE
+    return TRITON if compiled and rows >= TRITON_ROWS else SORT

@@ -231,15 +231,21 @@ class HardwareSpec:
         A device without the asked unit unpacks to 16 bit, as vLLM's Marlin kernels do; one
         without bf16 (T4) computes in fp16.
         """
-        peaks = {
+        peak = self._units().get(compute) or self.bf16_flops_per_s or self.fp16_flops_per_s
+        if peak is None:
+            raise InputError(f"hardware {self.name}: no 16-bit peak: give bf16_tflops")
+        return peak
+
+    def has_units(self, compute: str) -> bool:
+        """It computes in a format, and does not take it for storage alone."""
+        return self._units().get(compute, 1.0) is not None
+
+    def _units(self) -> dict[str, float | None]:
+        return {
             "fp8": self.fp8_flops_per_s,
             "int8": self.int8_flops_per_s,
             "fp4": self.fp4_flops_per_s,
         }
-        peak = peaks.get(compute) or self.bf16_flops_per_s or self.fp16_flops_per_s
-        if peak is None:
-            raise InputError(f"hardware {self.name}: no 16-bit peak: give bf16_tflops")
-        return peak
 
     def check_block_size(self, block_size: int) -> None:
         """Raise InputError if the attention backend does not take this block size."""

@@ -68,7 +68,7 @@ from servecast.scenarios.drafting import (
 )
 from servecast.scenarios.drafts import SpeculativeConfig
 from servecast.scenarios.load import LoadedScenario
-from servecast.scenarios.measured import NONE, measured, profile_of
+from servecast.scenarios.measured import NONE, completed, measured, profile_of
 from servecast.scenarios.schema import Engine, Scenario
 from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
@@ -309,7 +309,7 @@ def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
     if name is None:
         return None
     return step_spread(
-        load_profile(name),
+        completed(load_profile(name)),
         setup.model,
         setup.memory.tensor,
         setup.memory.kv.bits,

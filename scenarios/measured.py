@@ -9,7 +9,7 @@ from servecast.calibration.profile import GENERIC, Profile
 from servecast.calibration.store import KernelProfile, load_profile, profile_names
 from servecast.costmodels.catalogue import hardware_names, load_hardware
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import Grid, Kernels, Unpacking
+from servecast.costmodels.kernels import Grid, Kernels, Unpacking, without_tiles
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.operators import kernel_type
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
@@ -85,13 +85,10 @@ def measured(
     differs from the generic one, the kernels and the host's time differ as much.
     Raises InputError for a profile that is not known or cannot be read.
     """
-    found = load_profile(name_or_path)
-    kernels = with_the_devices_own(found)
-    kernels = replace(
-        kernels,
-        mixed={} if v0 else mixed_of(found, hardware),
-        unpacking=unpacking_of(kernels) if hardware.kind == "gpu" else None,
-    )
+    found = completed(load_profile(name_or_path))
+    kernels = kernels_on(found, hardware)
+    if v0:
+        kernels = replace(kernels, mixed={})
     label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
@@ -112,45 +109,65 @@ def measured(
     )
 
 
-def with_the_devices_own(found: KernelProfile) -> Kernels:
-    """A profile's kernels, and for what it has not measured those of the profile that comes along
-    for its device."""
-    kernels = found.kernels()
-    if found.hardware not in profile_names() or found.name == found.hardware:
-        return kernels
-    rest = load_profile(found.hardware).kernels()
+def completed(found: KernelProfile) -> KernelProfile:
+    """A profile, and for what it has not measured the one that comes along for its device."""
+    if found.hardware not in profile_names():
+        return found
+    rest = load_profile(found.hardware)
     return replace(
-        kernels,
-        gemm={**rest.gemm, **kernels.gemm},
-        tiles={c: t for c, t in rest.tiles.items() if c not in kernels.gemm} | {**kernels.tiles},
-        experts={**rest.experts, **kernels.experts},
-        prefill={**rest.prefill, **kernels.prefill},
-        decode={**rest.decode, **kernels.decode},
-        all_reduce={**rest.all_reduce, **kernels.all_reduce},
+        found,
+        families={**rest.families, **found.families},
+        all_reduce={**rest.all_reduce, **found.all_reduce},
     )
 
 
-def unpacking_of(kernels: Kernels) -> Unpacking | None:
-    """How weights in fewer bits are unpacked: measured here, or on another device."""
-    own = kernels.gemm.get("16bit")
+def kernels_on(found: KernelProfile, hardware: HardwareSpec) -> Kernels:
+    """A profile's kernels on a device, which may be another one.
+
+    Kernels of units that the device has not are left out, and matrices of another device are taken
+    over forms without tiles.
+    """
+    kernels = found.kernels()
+    kernels = replace(
+        kernels,
+        gemm={c: grid for c, grid in kernels.gemm.items() if hardware.has_units(c)},
+        experts={c: grid for c, grid in kernels.experts.items() if hardware.has_units(c)},
+        mixed=mixed_of(kernels, hardware),
+    )
+    if hardware.kind == "gpu":
+        kernels = replace(kernels, unpacking=unpacking_of(kernels, found))
+    if found.hardware != hardware.name and found.hardware in hardware_names():
+        kernels = replace(kernels, gemm={c: _whole(found, c) for c in kernels.gemm}, tiles={})
+    return kernels
+
+
+def _whole(found: KernelProfile, compute: str) -> Grid:
+    """A profile's matrices over the form without tiles."""
+    family = found.families[f"gemm {compute}"]
+    owner = load_hardware(found.hardware)
+    return without_tiles(family.grid, compute, family.tile_rows, owner)
+
+
+def unpacking_of(kernels: Kernels, found: KernelProfile) -> Unpacking | None:
+    """How weights in fewer bits are unpacked: measured in this profile, or on another device."""
     if "int4" in kernels.experts:
         return Unpacking(kernels.experts["int4"])
-    if own is None:
+    if "16bit" not in kernels.gemm or found.hardware not in hardware_names():
         return None
-    theirs = load_profile(UNPACKED).kernels()
-    return Unpacking(theirs.experts["int4"], own, theirs.gemm["16bit"])
+    theirs = load_profile(UNPACKED)
+    own, other = _whole(found, "16bit"), _whole(theirs, "16bit")
+    return Unpacking(theirs.kernels().experts["int4"], own, other)
 
 
-def mixed_of(found: KernelProfile, hardware: HardwareSpec) -> Mapping[int, Grid]:
+def mixed_of(kernels: Kernels, hardware: HardwareSpec) -> Mapping[int, Grid]:
     """What decodes take longer in one kernel with a prompt: own rows, or those of a relative.
 
     That is so in FlashAttention 2, vLLM's on GPUs of compute capability 8 and 12: version 3 on
     Hopper packs query heads in mixed batches too, and on data-centre Blackwell the two are
     kernels of their own.
     """
-    own = found.kernels().mixed
-    if own or math.floor(hardware.compute_capability) not in FLASH_ATTENTION_2:
-        return own
+    if kernels.mixed or math.floor(hardware.compute_capability) not in FLASH_ATTENTION_2:
+        return kernels.mixed
     return load_profile(MIXED).kernels().mixed
 
 

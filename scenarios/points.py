@@ -17,6 +17,7 @@ import numpy as np
 from servecast.calibration.profile import GENERIC, Profile
 from servecast.costmodels.catalogue import CONFIG
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.sampling import GENERATION_CONFIG
 from servecast.costmodels.shape import NS_PER_S
 from servecast.reports.metrics import summarise
 from servecast.scenarios.build import FILES, build, speculation_for
@@ -73,11 +74,15 @@ class Point:
         scenario = self.scenario
         facts = (scenario.model, scenario.hardware, scenario.profile or "")
         named += [name for name in facts if name.endswith(FILES)]
-        own = self.base.parent / scenario.model / CONFIG
-        named.append(str(Path(scenario.model, CONFIG)) if own.is_file() else None)
         named.append(scenario.engine.boot_log)
         named += drafting_files(scenario)
-        return [self.base.parent / name for name in named if name is not None]
+        model = self.base.parent / scenario.model
+        folder = model.parent if scenario.model.endswith(FILES) else model
+        own = [folder / CONFIG, folder / GENERATION_CONFIG]
+        return [
+            *(self.base.parent / name for name in named if name is not None),
+            *(path for path in own if path.is_file()),
+        ]
 
 
 @lru_cache(maxsize=64)

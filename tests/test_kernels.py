@@ -30,10 +30,11 @@ from servecast.costmodels.kernels import (
     Curve,
     Grid,
     Kernels,
-    Tiles,
+    Unpacking,
     experts_form_s,
     experts_met,
     gemm_form_s,
+    without_tiles,
 )
 from servecast.costmodels.lines import Lines, straight, through
 from servecast.costmodels.roofline import VECTOR_STEPS, Roofline
@@ -44,7 +45,7 @@ from servecast.reports.metrics import SPAN_METRICS
 from servecast.scenarios.build import build
 from servecast.scenarios.cli import app
 from servecast.scenarios.load import load_scenario
-from servecast.scenarios.measured import profile_of
+from servecast.scenarios.measured import completed, kernels_on, profile_of
 from servecast.scenarios.points import Point
 from servecast.scenarios.run import run
 
@@ -315,22 +316,21 @@ def test_how_a_library_cuts_is_found_by_what_it_leaves_out() -> None:
         for axis in np.meshgrid(m, 2 ** np.arange(11, 14), 2 ** np.arange(11, 14))
     )
     peak, bandwidth = H100.peak_flops_per_s(), H100.memory_bandwidth_bytes_per_s
-    seconds = 1.3 * gemm_form_s(m, n, k, peak, bandwidth, tiles=Tiles(256))
+    seconds = 1.3 * gemm_form_s(m, n, k, peak, bandwidth, tile_rows=256)
     family = fit_matrices(Rows({"m": m, "n": n, "k": k}, seconds, seconds), "16bit", H100)
-    assert family.tiles == Tiles(256) and family.p95 < 0.01
-    kernels = Kernels("x", gemm={"16bit": family.grid}, tiles={"16bit": family.tiles})
+    assert family.tile_rows == 256 and family.p95 < 0.01
+    kernels = Kernels("x", gemm={"16bit": family.grid}, tiles={"16bit": family.tile_rows})
     lines = kernels.gemm_lines(H100, "16bit", 4096, 4096, 16.0)
     assert lines is not None
     assert lines.at(600) == pytest.approx(lines.at(768), rel=0.02)
     assert lines.at(769) > 1.2 * lines.at(768)
 
 
-def test_a_wave_more_takes_as_long_as_all() -> None:
-    """Two tiles a multiprocessor take twice as long as one, and one more than that three times."""
-    cores = H100.multiprocessors
-    m = np.array([128.0, 129.0])
-    one, two = gemm_form_s(m, 256.0 * cores, 8192, 1e12, 1e15, 16.0, Tiles(128, 256), cores)
-    assert two == pytest.approx(2 * one, rel=1e-3)
+def test_narrow_matrices_alone_are_no_fit() -> None:
+    few = np.array([1.0, 2.0])
+    rows = Rows({"m": few, "n": 0 * few + 64, "k": 0 * few + 64}, few, few)
+    with pytest.raises(InputError, match="no rows of gemm kernels"):
+        fit_matrices(rows, "16bit", H100)
 
 
 def test_a_law_that_no_shape_tells_is_seen_to_fail() -> None:
@@ -400,8 +400,8 @@ def test_a_damaged_profile_is_read_or_refused(
         ("gemm 16bit:", "gemm:", "not a family of kernels"),
         ("decode 16:", "decode abc:", "not a family of kernels"),
         ("residuals: [", "residuals: [0.0, ", "expected 20 residuals"),
-        ("tiles: [64, 0]", "tiles: [0, 0]", "expected rows and columns"),
-        ("tiles: [64, 0]", "tiles: [64]", "not a profile"),
+        ("tile_rows: 64", "tile_rows: 0", "expected 1 to 4096"),
+        ("tile_rows: 64", "tile_rows: [64]", "not a profile"),
         ("m: [1, 2,", "m: [2, 1,", "ascending"),
         ("      ", "      x ", "not a profile"),
     ],
@@ -469,6 +469,89 @@ def test_other_devices_borrow_from_their_nearest_relative(
     hardware: str, nearest: str | None
 ) -> None:
     assert profile_of(None, load_hardware(hardware)) == nearest
+
+
+#: Large enough that a launch is little beside them.
+MATRICES = ((4096, 14336), (6144, 8192), (24576, 4096), (28672, 4096), (32768, 4096), (10240, 8192))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in hardware_names() if profile_of(None, load_hardware(name))]
+)
+def test_no_device_reads_weights_faster_than_its_memory(name: str) -> None:
+    """Own kernels or borrowed ones, in any format; those in 16 bits not much slower than where
+    they were measured."""
+    hardware = load_hardware(name)
+    found = completed(load_profile(profile_of(None, hardware) or ""))
+    kernels = kernels_on(found, hardware)
+    owner = load_hardware(found.hardware)
+    theirs = kernels_on(found, owner)
+    for compute, bits in (("16bit", 16.0), ("fp8", 8.0), ("int4", 4.25)):
+        for n, k in MATRICES:
+            lines = kernels.gemm_lines(hardware, compute, n, k, bits)
+            if lines is None:
+                continue
+            read_s = n * k * bits / 8 / hardware.memory_bandwidth_bytes_per_s
+            assert min(lines.at(m) for m in (1, 2, 8, 32, 64)) > 0.99 * read_s
+            if compute == "16bit":
+                other = theirs.gemm_lines(owner, compute, n, k, bits)
+                assert other is not None
+                ratio = owner.memory_bandwidth_bytes_per_s / hardware.memory_bandwidth_bytes_per_s
+                assert lines.at(1) < 1.2 * ratio * other.at(1)
+
+
+@pytest.mark.parametrize("name", ["a10g", "rtx-3090", "a100-sxm-80gb"])
+def test_a_device_without_units_for_fp8_takes_it_for_storage(name: str) -> None:
+    """Few tokens gain by fewer bytes, whatever the profile's own device computes in fp8."""
+    hardware = load_hardware(name)
+    kernels = kernels_on(load_profile(profile_of(None, hardware) or ""), hardware)
+    assert not hardware.has_units("fp8") and not kernels.has_gemm("fp8", 8.0)
+    stored = kernels.gemm_lines(hardware, "fp8", 28672, 4096, 8.0)
+    plain = kernels.gemm_lines(hardware, "16bit", 28672, 4096, 16.0)
+    assert stored is not None and plain is not None
+    assert stored.at(1) < 0.8 * plain.at(1)
+
+
+def test_another_form_has_the_same_times() -> None:
+    grid, rows = load_profile("l40s").families["gemm 16bit"].grid, 128
+    hardware = load_hardware("l40s")
+    tiled, whole = (
+        Kernels("x", gemm={"16bit": own}, tiles={"16bit": tile_rows})
+        for own, tile_rows in ((grid, rows), (without_tiles(grid, "16bit", rows, hardware), 1))
+    )
+    for m in grid.axes[0]:
+        one, two = (k.gemm_lines(hardware, "16bit", 4096, 8192, 16.0) for k in (tiled, whole))
+        assert one is not None and two is not None
+        assert one.at(m) == pytest.approx(two.at(m), rel=1e-9)
+
+
+def test_what_a_profile_has_not_measured_is_its_devices(tmp_path: Path) -> None:
+    """Whatever the file is called; and its errors count too."""
+    own = load_profile("rtx-4090")
+    families = {name: own.families[name] for name in ("decode 16", "prefill 16")}
+    paths = [tmp_path / "mine.yaml", tmp_path / "rtx-4090.yaml"]
+    for path in paths:
+        path.write_text(profile_text(replace(own, families=families)))
+        found = completed(load_profile(str(path)))
+        assert set(found.families) == set(own.families)
+        assert found.families["gemm 16bit"] == own.families["gemm 16bit"]
+    assert repr(kernels_on(found, load_hardware("rtx-4090")).mixed[16]) == repr(
+        own.kernels().mixed[16]
+    )
+
+
+def test_kernels_are_named_by_all_that_they_hold() -> None:
+    grid = Grid(((1.0, 2.0),), np.zeros(2))
+    other = Grid(((1.0, 4.0),), np.zeros(2))
+    names = {
+        repr(Kernels("x", decode={16: grid})),
+        repr(Kernels("x", mixed={16: grid})),
+        repr(Kernels("x", mixed={16: other})),
+        repr(Kernels("x", unpacking=Unpacking(grid, grid, grid))),
+        repr(Kernels("x", unpacking=Unpacking(grid, grid, other))),
+        repr(Kernels("x", unpacking=Unpacking(other, grid, grid))),
+    }
+    assert len(names) == 6
 
 
 def test_another_devices_profile_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How tokens are chosen: whose word counts, and what it costs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ from servecast.costmodels.shape import StepShape
 from servecast.costmodels.versions import LATEST, Version
 from servecast.scenarios.build import build, set_up
 from servecast.scenarios.load import load_scenario
+from servecast.scenarios.points import Point, _file_hash
 
 H100 = load_hardware("h100-sxm")
 H200 = load_hardware("h200-sxm")
 A100 = load_hardware("a100-sxm-80gb")
+LIBRARY = Path(__file__).parents[1] / "scenarios" / "library"
 BOTH = "top_k and top_p"
 
 SCENARIO = """
@@ -78,7 +81,16 @@ def test_a_file_beside_the_config(tmp_path: Path) -> None:
     assert published_sampling(str(config)) == Sampling()
     beside.write_text(json.dumps({"do_sample": True, "top_k": 40, "top_p": 0.5}))
     assert published_sampling(str(config)) == Sampling(1.0, 40, 0.5)
-    for bad in ('{"top_p": 2}', '{"temperature": "hot"}', "[1]", "{", '{"top_k": NaN}'):
+    beside.write_text(json.dumps({"temperature": 5.0}))
+    assert published_sampling(str(config)) == Sampling(5.0)
+    for bad in (
+        '{"top_p": 2}',
+        '{"temperature": -1}',
+        '{"temperature": "hot"}',
+        "[1]",
+        "{",
+        '{"top_k": NaN}',
+    ):
         beside.write_text(bad)
         with pytest.raises(InputError, match=r"generation_config\.json: "):
             published_sampling(str(config))
@@ -110,6 +122,23 @@ def test_the_kernels_of_a_release(version: Version, rows: int, kernels: object) 
     assert filter_s(BOTH, rows, 100_000, H100, version) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("device", "kernels"),
+    [
+        ("cpu", SORT),
+        ("v100-sxm-32gb", TRITON),
+        ("mi300x", TRITON),
+        ("t4", FLASHINFER),
+        ("rtx-5090", FLASHINFER),
+    ],
+)
+def test_who_has_which_kernels(device: str, kernels: object) -> None:
+    """FlashInfer is for CUDA from 7.5 on, Triton for GPUs."""
+    hardware = replace(load_hardware(device), memory_bandwidth_bytes_per_s=3.35e12)
+    expected = kernels[BOTH].at(64 * 100_000)  # type: ignore[index]
+    assert filter_s(BOTH, 64, 100_000, hardware, LATEST) == pytest.approx(expected)
+
+
 @given(st.integers(1, 1024), st.sampled_from([Version(0, 12), Version(0, 18), LATEST]))
 def test_a_slower_memory_sorts_no_faster(rows: int, version: Version) -> None:
     assert filter_s("top_p", rows, 32_000, A100, version) >= filter_s(
@@ -139,6 +168,24 @@ def test_a_request_is_asked_before_its_model(tmp_path: Path) -> None:
     sorted_s = sampling_s(tmp_path, "engine.vllm_version=0.12.0")
     assert sorted_s > 4 * own
     assert sampling_s(tmp_path, "engine.vllm_version=0.7.3") == plain
+
+
+def test_results_are_named_by_the_publishers_file(tmp_path: Path) -> None:
+    path, folder = tmp_path / "scenario.yaml", tmp_path / "model"
+    folder.mkdir()
+    path.write_text(SCENARIO.replace("Qwen/Qwen3-8B", "model/config.json"))
+    (folder / "config.json").write_text((LIBRARY / "tiny-llama.json").read_text())
+    scenario, keys = load_scenario(path).scenario, set()
+    for model in ("model/config.json", "model"):
+        own = scenario.model_copy(update={"model": model})
+        beside = folder / "generation_config.json"
+        beside.unlink(missing_ok=True)
+        keys.add(Point(own, path, 0).key)
+        for temperature in (0, 0.5):
+            beside.write_text(json.dumps({"temperature": temperature}))
+            _file_hash.cache_clear()
+            keys.add(Point(own, path, 0).key)
+    assert len(keys) == 6
 
 
 def test_other_flags_leave_the_sampling(tmp_path: Path) -> None:
