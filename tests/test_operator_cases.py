@@ -77,6 +77,14 @@ def test_a_watermark_removes_preemptions_and_adds_little_throughput(verdicts: An
     assert all(c.verdict in ("ratio", "order") for c in off if c.metric == "preemptions")
 
 
+def test_fewer_bits_lose_where_many_tokens_are_unpacked_for(verdicts: Any) -> None:
+    """fp8 and 4-bit weights on an A100, 256 running: slower than bf16, as measured."""
+    found = verdicts("op_9", "vLLM")
+    rates = [c for c in found.values() if c.metric == "total_tokens_per_s"]
+    assert len(rates) == 2
+    assert all(c.simulated < 1 and c.verdict == "ratio" for c in rates)
+
+
 def test_more_clients_on_a_full_pool_never_explode(verdicts: Any) -> None:
     assert the_only(verdicts("op_27"), "output_tokens_per_s").simulated == pytest.approx(1, abs=0.1)
 
