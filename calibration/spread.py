@@ -28,6 +28,12 @@ MODEL_SPREAD = 0.15
 PCIE_WORSE = 3.0
 
 
+#: What more a step may be off by where another device's kernels are scaled to this one: 1.645 times
+#: the root mean square of what that gives on the bundled devices of which a relative is measured
+#: (`benchmarks/borrowing.py`, 0.131).
+BORROWED_SPREAD = 0.22
+
+
 #: Of a family of which nothing could be left out to see: as much as the worst of those that are
 #: bundled.
 UNKNOWN_SIGMA = 0.2
@@ -40,12 +46,14 @@ def step_spread(
     kv_bits: float,
     parts_s: Mapping[str, float],
     nvlink: bool = True,
+    borrowed: bool = False,
 ) -> float:
     """Half of the 90 % interval of the logarithm of a step's time.
 
     A kernel's error is the same in every layer and step, and independent of the other kernels'.
     `parts_s` are seconds of a run by part; what was not measured is in `MODEL_SPREAD` alone.
     Without `nvlink` devices may not reach each other's memory, and sums go through the host's.
+    `borrowed` kernels are those of another device.
     """
     total = sum(parts_s.values())
     if not total:
@@ -68,6 +76,8 @@ def step_spread(
         sigma = _sigma(profile, f"{kind} {round(kv_bits)}")
         variance += (parts_s.get(part, 0.0) / total * sigma) ** 2
     spread = np.hypot(Z90 * np.sqrt(variance), MODEL_SPREAD)
+    if borrowed:
+        spread = np.hypot(spread, BORROWED_SPREAD)
     if not nvlink:
         share = parts_s.get("collective_s", 0.0) / total
         spread = np.hypot(spread, np.log1p(share * (PCIE_WORSE - 1.0)))

@@ -308,13 +308,15 @@ def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
     name = None if setup.placement is not None else profile_name(setup, loaded)
     if name is None:
         return None
+    profile = completed(load_profile(name))
     return step_spread(
-        completed(load_profile(name)),
+        profile,
         setup.model,
         setup.memory.tensor,
         setup.memory.kv.bits,
         {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS},
         setup.hardware.link_bytes_per_s >= NVLINK_BYTES_PER_S,
+        profile.hardware != setup.hardware.name,
     )
 
 

@@ -51,11 +51,11 @@ def profile_of(asked: str | None, hardware: HardwareSpec) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def relative(hardware: HardwareSpec) -> str | None:
+def relative(hardware: HardwareSpec, among: tuple[str, ...] = WIDE) -> str | None:
     """The device measured over many widths that is nearest: of the same major compute capability,
     then the minor one, then bandwidth and peak; None where there is no such device."""
     major = math.floor(hardware.compute_capability)
-    kin = [load_hardware(name) for name in WIDE]
+    kin = [load_hardware(name) for name in among]
     kin = [own for own in kin if major and math.floor(own.compute_capability) == major]
     if not kin:
         return None
@@ -122,23 +122,23 @@ def completed(found: KernelProfile) -> KernelProfile:
 
 
 def kernels_on(found: KernelProfile, hardware: HardwareSpec) -> Kernels:
-    """A profile's kernels on a device, which may be another one.
+    """A profile's kernels on a device.
 
-    Kernels of units that the device has not are left out, and matrices of another device are taken
-    over forms without tiles.
+    Of another device those are left out that run on units that this one has not, and its matrices
+    are taken over forms without tiles.
     """
     kernels = found.kernels()
-    kernels = replace(
-        kernels,
-        gemm={c: grid for c, grid in kernels.gemm.items() if hardware.has_units(c)},
-        experts={c: grid for c, grid in kernels.experts.items() if hardware.has_units(c)},
-        mixed=mixed_of(kernels, hardware),
-    )
+    kernels = replace(kernels, mixed=mixed_of(kernels, hardware))
     if hardware.kind == "gpu":
         kernels = replace(kernels, unpacking=unpacking_of(kernels, found))
-    if found.hardware != hardware.name and found.hardware in hardware_names():
-        kernels = replace(kernels, gemm={c: _whole(found, c) for c in kernels.gemm}, tiles={})
-    return kernels
+    if found.hardware == hardware.name or found.hardware not in hardware_names():
+        return kernels
+    return replace(
+        kernels,
+        gemm={c: _whole(found, c) for c in kernels.gemm if hardware.has_units(c)},
+        experts={c: grid for c, grid in kernels.experts.items() if hardware.has_units(c)},
+        tiles={},
+    )
 
 
 def _whole(found: KernelProfile, compute: str) -> Grid:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from servecast.calibration.fit import PROBABILITIES
 from servecast.calibration.measured import CLIENT_PATH_S
-from servecast.calibration.spread import MODEL_SPREAD, step_spread
+from servecast.calibration.spread import BORROWED_SPREAD, MODEL_SPREAD, step_spread
 from servecast.calibration.store import KernelProfile, load_profile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
@@ -122,6 +122,15 @@ def test_the_width_is_that_of_independent_kernels() -> None:
     assert alone / 2 < matrices < alone  # four matrices, of which the largest is a half
     assert kernels(0.1, both) == pytest.approx(math.hypot(alone, matrices) / 2)
     assert kernels(0.2, attention) == pytest.approx(2 * alone)
+
+
+def test_borrowed_kernels_are_less_sure() -> None:
+    model, parts_s = load_model("Llama-3.1-8B"), {"gemm_s": 1.0}
+    own, borrowed = (
+        step_spread(with_errors(0.1), model, 1, 16, parts_s, borrowed=other)
+        for other in (False, True)
+    )
+    assert borrowed == pytest.approx(math.hypot(own, BORROWED_SPREAD))
 
 
 def test_what_was_not_measured_has_the_width_of_the_rest() -> None:
