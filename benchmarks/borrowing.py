@@ -37,7 +37,7 @@ PROMPTS = [StepShape(((new, 0),), 16, 16, 16_000, 17) for new in (512, 2_048, 8_
 
 def seconds(model: ModelSpec, hardware: HardwareSpec, profile: str) -> tuple[list[float], ...]:
     """Of decodes, and of steps with a prompt."""
-    kernels: Kernels = kernels_on(completed(load_profile(profile)), hardware)
+    kernels: Kernels = kernels_on(completed(load_profile(profile), hardware), hardware)
     cost = Roofline(
         model=model,
         hardware=hardware,

@@ -30,12 +30,12 @@ PCIE_WORSE = 3.0
 
 #: What more a step may be off by where another device's kernels are scaled to this one: 1.645 times
 #: the root mean square of what that gives on the bundled devices of which a relative is measured
-#: (`benchmarks/borrowing.py`, 0.131).
+#: (`benchmarks/borrowing.py`, 0.132).
 BORROWED_SPREAD = 0.22
 
 
-#: Of a family of which nothing could be left out to see: as much as the worst of those that are
-#: bundled.
+#: Of a family that was not measured, or of which nothing could be left out to see: as much as the
+#: worst of those that are bundled.
 UNKNOWN_SIGMA = 0.2
 
 
@@ -51,7 +51,7 @@ def step_spread(
     """Half of the 90 % interval of the logarithm of a step's time.
 
     A kernel's error is the same in every layer and step, and independent of the other kernels'.
-    `parts_s` are seconds of a run by part; what was not measured is in `MODEL_SPREAD` alone.
+    `parts_s` are seconds of a run by part; what is no kernel's is in `MODEL_SPREAD` alone.
     Without `nvlink` devices may not reach each other's memory, and sums go through the host's.
     `borrowed` kernels are those of another device.
     """
@@ -85,11 +85,9 @@ def step_spread(
 
 
 def _sigma(profile: KernelProfile, family: str) -> float:
-    """Standard deviation of a family's log errors, by their central 90 %; 0 if not measured."""
+    """Standard deviation of a family's log errors, by their central 90 %."""
     found = profile.families.get(family)
-    if found is None:
-        return 0.0
-    if not found.residuals:
+    if found is None or not found.residuals:
         return UNKNOWN_SIGMA
     low, high = np.interp([5.0, 95.0], PROBABILITIES, found.residuals)
     return float(high - low) / (2 * Z90)

@@ -17,6 +17,7 @@ import yaml
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
     SMALL_KERNEL_S,
+    WEIGHT_BITS,
     Beside,
     Curve,
     Grid,
@@ -234,7 +235,7 @@ def _small(value: Any) -> float:
 def _family(name: str, row: Mapping[str, Any]) -> Family:
     kind, _, key = name.partition(" ")
     bits = kind in ("prefill", "decode", "mixed")
-    if kind not in AXES or (bits and not key.isdigit()) or not key:
+    if kind not in AXES or not (key.isdigit() if bits else key in WEIGHT_BITS):
         raise ValueError(f"{name}: not a family of kernels")
     axes = tuple(_axis(row["axes"][axis]) for axis in AXES[name.split(" ")[0]])
     shape = tuple(map(len, axes))
@@ -289,6 +290,7 @@ def profile_facts(profile: KernelProfile) -> dict[str, Any]:
         "families": {
             name: {
                 "rows": family.rows,
+                "tile_rows": family.tile_rows,
                 "grid": [len(axis) for axis in family.grid.axes],
                 "median": family.median,
                 "p95": family.p95,

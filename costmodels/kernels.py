@@ -292,9 +292,11 @@ class Kernels(Beside):
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         few = np.array([rows for rows in grid.axes[0] if rows <= COLD_ROWS] or grid.axes[0][:1])
-        cold_s = gemm_form_s(few, wide, deep, peak, bandwidth, weight_bits, tile_rows)
-        cold_s = cold_s * grid.factor(few, wide, deep)
-        cold = float(cold_s.min()) / (wide * deep * weight_bits / 8 / bandwidth)
+        tiled, whole = (
+            gemm_form_s(few, wide, deep, peak, bandwidth, weight_bits, rows)
+            for rows in (tile_rows, 1)
+        )
+        cold = float((grid.factor(few, wide, deep) * tiled / whole).min())
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
         return through(m, np.where(by_flops, *slow) * np.maximum(seconds, read_s * cold), dips=True)
 

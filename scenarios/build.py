@@ -68,7 +68,7 @@ from servecast.scenarios.drafting import (
 )
 from servecast.scenarios.drafts import SpeculativeConfig
 from servecast.scenarios.load import LoadedScenario
-from servecast.scenarios.measured import NONE, completed, measured, profile_of
+from servecast.scenarios.measured import NONE, completed, measured, of_the_device, profile_of
 from servecast.scenarios.schema import Engine, Scenario
 from servecast.sim.control import ControlSettings
 from servecast.sim.plan import SchedulerLimits
@@ -308,7 +308,7 @@ def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
     name = None if setup.placement is not None else profile_name(setup, loaded)
     if name is None:
         return None
-    profile = completed(load_profile(name))
+    profile = completed(load_profile(name), setup.hardware)
     return step_spread(
         profile,
         setup.model,
@@ -316,7 +316,7 @@ def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
         setup.memory.kv.bits,
         {f"{part}_s": float(trace.steps[f"{part}_s"].sum()) for part in PARTS},
         setup.hardware.link_bytes_per_s >= NVLINK_BYTES_PER_S,
-        profile.hardware != setup.hardware.name,
+        not of_the_device(profile, setup.hardware),
     )
 
 

@@ -85,7 +85,7 @@ def measured(
     differs from the generic one, the kernels and the host's time differ as much.
     Raises InputError for a profile that is not known or cannot be read.
     """
-    found = completed(load_profile(name_or_path))
+    found = completed(load_profile(name_or_path), hardware)
     kernels = kernels_on(found, hardware)
     if v0:
         kernels = replace(kernels, mixed={})
@@ -109,54 +109,82 @@ def measured(
     )
 
 
-def completed(found: KernelProfile) -> KernelProfile:
-    """A profile, and for what it has not measured the one that comes along for its device."""
-    if found.hardware not in profile_names():
+def completed(found: KernelProfile, hardware: HardwareSpec) -> KernelProfile:
+    """A profile, and for what it has not measured the one that comes along for its device; on
+    another device without the kernels of units that this one has not."""
+    if found.hardware in profile_names():
+        rest = load_profile(found.hardware)
+        found = replace(
+            found,
+            families={**rest.families, **found.families},
+            all_reduce={**rest.all_reduce, **found.all_reduce},
+        )
+    if of_the_device(found, hardware):
         return found
-    rest = load_profile(found.hardware)
-    return replace(
-        found,
-        families={**rest.families, **found.families},
-        all_reduce={**rest.all_reduce, **found.all_reduce},
+    families = {
+        name: family
+        for name, family in found.families.items()
+        if hardware.has_units(name.split(" ")[1])
+    }
+    return replace(found, families=families)
+
+
+def of_the_device(found: KernelProfile, hardware: HardwareSpec) -> bool:
+    """Its kernels were measured on such a device: a file of a catalogue's name may have other
+    figures."""
+    if found.hardware != hardware.name:
+        return False
+    return hardware.name not in hardware_names() or _speeds(hardware) == _speeds(
+        load_hardware(hardware.name)
+    )
+
+
+def _speeds(hardware: HardwareSpec) -> tuple[float | None, ...]:
+    return (
+        hardware.memory_bandwidth_bytes_per_s,
+        hardware.bf16_flops_per_s,
+        hardware.fp16_flops_per_s,
+        hardware.fp8_flops_per_s,
+        hardware.int8_flops_per_s,
+        hardware.fp4_flops_per_s,
     )
 
 
 def kernels_on(found: KernelProfile, hardware: HardwareSpec) -> Kernels:
-    """A profile's kernels on a device.
-
-    Of another device those are left out that run on units that this one has not, and its matrices
-    are taken over forms without tiles.
-    """
+    """The kernels of a completed profile on a device; matrices of another one are taken over forms
+    without tiles, if it is known."""
     kernels = found.kernels()
     kernels = replace(kernels, mixed=mixed_of(kernels, hardware))
+    own, owner = of_the_device(found, hardware), hardware
+    if not own:
+        if found.hardware not in hardware_names():
+            return kernels
+        owner = load_hardware(found.hardware)
     if hardware.kind == "gpu":
-        kernels = replace(kernels, unpacking=unpacking_of(kernels, found))
-    if found.hardware == hardware.name or found.hardware not in hardware_names():
+        kernels = replace(kernels, unpacking=unpacking_of(kernels, found, owner))
+    if own:
         return kernels
-    return replace(
-        kernels,
-        gemm={c: _whole(found, c) for c in kernels.gemm if hardware.has_units(c)},
-        experts={c: grid for c, grid in kernels.experts.items() if hardware.has_units(c)},
-        tiles={},
-    )
+    return replace(kernels, gemm={c: _whole(found, c, owner) for c in kernels.gemm}, tiles={})
 
 
-def _whole(found: KernelProfile, compute: str) -> Grid:
-    """A profile's matrices over the form without tiles."""
+def _whole(found: KernelProfile, compute: str, owner: HardwareSpec) -> Grid:
+    """Matrices that were measured on `owner`, over the form without tiles."""
     family = found.families[f"gemm {compute}"]
-    owner = load_hardware(found.hardware)
     return without_tiles(family.grid, compute, family.tile_rows, owner)
 
 
-def unpacking_of(kernels: Kernels, found: KernelProfile) -> Unpacking | None:
-    """How weights in fewer bits are unpacked: measured in this profile, or on another device."""
+def unpacking_of(kernels: Kernels, found: KernelProfile, owner: HardwareSpec) -> Unpacking | None:
+    """How weights in fewer bits are unpacked: measured on `owner` too, or on another device."""
     if "int4" in kernels.experts:
         return Unpacking(kernels.experts["int4"])
-    if "16bit" not in kernels.gemm or found.hardware not in hardware_names():
+    if "16bit" not in kernels.gemm:
         return None
     theirs = load_profile(UNPACKED)
-    own, other = _whole(found, "16bit"), _whole(theirs, "16bit")
-    return Unpacking(theirs.kernels().experts["int4"], own, other)
+    return Unpacking(
+        theirs.kernels().experts["int4"],
+        _whole(found, "16bit", owner),
+        _whole(theirs, "16bit", load_hardware(theirs.hardware)),
+    )
 
 
 def mixed_of(kernels: Kernels, hardware: HardwareSpec) -> Mapping[int, Grid]:
@@ -181,7 +209,7 @@ def kernels_label(
 ) -> str:
     """What a report says of a deployment's step times."""
     label = kernels.label
-    if found.hardware != hardware.name:
+    if not of_the_device(found, hardware):
         label += f", scaled to {hardware.name} by datasheet"
     rest = sorted(set(_uncovered(kernels, model, hardware, kv)))
     if tensor > 1 and tensor not in kernels.all_reduce:

@@ -75,7 +75,7 @@ class Point:
         facts = (scenario.model, scenario.hardware, scenario.profile or "")
         named += [name for name in facts if name.endswith(FILES)]
         named.append(scenario.engine.boot_log)
-        named += drafting_files(scenario)
+        named += drafting_files(scenario, self.base.parent)
         model = self.base.parent / scenario.model
         folder = model.parent if scenario.model.endswith(FILES) else model
         own = [folder / CONFIG, folder / GENERATION_CONFIG]

@@ -412,6 +412,15 @@ def test_a_point_s_key_knows_the_files_of_its_drafts(small: Path) -> None:
 
     _file_hash.cache_clear()
     assert Point(scenario, small, 0).key != key
+    # A draft model in a folder.
+    (small.parent / "draft").mkdir()
+    named = load_scenario(small, (f"{CONFIG}.model=draft",)).scenario
+    keys = set()
+    for layers in (1, 2):
+        (small.parent / "draft/config.json").write_text(f'{{"num_hidden_layers": {layers}}}')
+        _file_hash.cache_clear()
+        keys.add(Point(named, small, 0).key)
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize(

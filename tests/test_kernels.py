@@ -45,7 +45,7 @@ from servecast.reports.metrics import SPAN_METRICS
 from servecast.scenarios.build import build
 from servecast.scenarios.cli import app
 from servecast.scenarios.load import load_scenario
-from servecast.scenarios.measured import completed, kernels_on, profile_of
+from servecast.scenarios.measured import completed, kernels_on, of_the_device, profile_of
 from servecast.scenarios.points import Point
 from servecast.scenarios.run import run
 
@@ -398,6 +398,7 @@ def test_a_damaged_profile_is_read_or_refused(
         ("small_kernel_s: ", "small_kernel_s: -", "expected 0 to 1"),
         ("rows: 648", "rows: .inf", "not a profile: OverflowError"),
         ("gemm 16bit:", "gemm:", "not a family of kernels"),
+        ("gemm 16bit:", "gemm 17bit:", "not a family of kernels"),
         ("decode 16:", "decode abc:", "not a family of kernels"),
         ("residuals: [", "residuals: [0.0, ", "expected 20 residuals"),
         ("tile_rows: 64", "tile_rows: 0", "expected 1 to 4096"),
@@ -482,8 +483,8 @@ def test_no_device_reads_weights_faster_than_its_memory(name: str) -> None:
     """Own kernels or borrowed ones, in any format; those in 16 bits not much slower than where
     they were measured."""
     hardware = load_hardware(name)
-    found = completed(load_profile(profile_of(None, hardware) or ""))
-    kernels = kernels_on(found, hardware)
+    found = load_profile(profile_of(None, hardware) or "")
+    kernels = kernels_on(completed(found, hardware), hardware)
     owner = load_hardware(found.hardware)
     theirs = kernels_on(found, owner)
     for compute, bits in (("16bit", 16.0), ("fp8", 8.0), ("int4", 4.25)):
@@ -504,7 +505,8 @@ def test_no_device_reads_weights_faster_than_its_memory(name: str) -> None:
 def test_a_device_without_units_for_fp8_takes_it_for_storage(name: str) -> None:
     """Few tokens gain by fewer bytes, whatever the profile's own device computes in fp8."""
     hardware = load_hardware(name)
-    kernels = kernels_on(load_profile(profile_of(None, hardware) or ""), hardware)
+    found = completed(load_profile(profile_of(None, hardware) or ""), hardware)
+    kernels = kernels_on(found, hardware)
     assert not hardware.has_units("fp8") and not kernels.has_gemm("fp8", 8.0)
     stored = kernels.gemm_lines(hardware, "fp8", 28672, 4096, 8.0)
     plain = kernels.gemm_lines(hardware, "16bit", 28672, 4096, 16.0)
@@ -532,12 +534,43 @@ def test_what_a_profile_has_not_measured_is_its_devices(tmp_path: Path) -> None:
     paths = [tmp_path / "mine.yaml", tmp_path / "rtx-4090.yaml"]
     for path in paths:
         path.write_text(profile_text(replace(own, families=families)))
-        found = completed(load_profile(str(path)))
+        found = completed(load_profile(str(path)), load_hardware("rtx-4090"))
         assert set(found.families) == set(own.families)
         assert found.families["gemm 16bit"] == own.families["gemm 16bit"]
     assert repr(kernels_on(found, load_hardware("rtx-4090")).mixed[16]) == repr(
         own.kernels().mixed[16]
     )
+
+
+def test_a_file_of_a_catalogues_name_with_other_figures_is_another_device() -> None:
+    hardware = load_hardware("l40s")
+    slower = replace(hardware, fp8_flops_per_s=None)
+    found = load_profile("l40s")
+    assert of_the_device(found, replace(hardware, memory_bytes=1)) and not of_the_device(
+        found, slower
+    )
+    kernels = kernels_on(completed(found, slower), slower)
+    assert "fp8" not in kernels.gemm and not kernels.tiles
+    assert kernels.unpacks(slower, "fp8", 8.0)
+
+
+def test_an_own_devices_profile_unpacks_too() -> None:
+    """Of a device that is in no catalogue."""
+    hardware = replace(load_hardware("rtx-4090"), name="mycard")
+    found = replace(load_profile("rtx-4090"), hardware="mycard")
+    kernels = kernels_on(completed(found, hardware), hardware)
+    assert kernels.unpacks(hardware, "int4", 4.25) and kernels.tiles
+
+
+@pytest.mark.parametrize("widest", [1024, 4096, 16384])
+def test_a_floor_of_small_matrices_is_not_that_of_large_ones(widest: int) -> None:
+    """Kernels that are as the form says stay so, however narrow those measured are."""
+    grid = Grid(((1.0, 64.0), (256.0, widest), (256.0, widest)), np.zeros((2, 2, 2)))
+    lines = Kernels("x", gemm={"16bit": grid}).gemm_lines(H100, "16bit", 16384, 16384, 16.0)
+    assert lines is not None
+    peak, bandwidth = H100.peak_flops_per_s(), H100.memory_bandwidth_bytes_per_s
+    form = gemm_form_s(np.array([1.0]), 16384, 16384, peak, bandwidth)
+    assert lines.at(1) == pytest.approx(float(form[0]))
 
 
 def test_kernels_are_named_by_all_that_they_hold() -> None:

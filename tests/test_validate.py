@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from servecast.calibration.fit import PROBABILITIES
 from servecast.calibration.measured import CLIENT_PATH_S
-from servecast.calibration.spread import BORROWED_SPREAD, MODEL_SPREAD, step_spread
+from servecast.calibration.spread import BORROWED_SPREAD, MODEL_SPREAD, UNKNOWN_SIGMA, step_spread
 from servecast.calibration.store import KernelProfile, load_profile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.quantization import with_quantization
 from servecast.scenarios.cli import app
 from servecast.scenarios.validate import load_case, validate
 
@@ -133,10 +134,16 @@ def test_borrowed_kernels_are_less_sure() -> None:
     assert borrowed == pytest.approx(math.hypot(own, BORROWED_SPREAD))
 
 
-def test_what_was_not_measured_has_the_width_of_the_rest() -> None:
+def test_what_was_not_measured_is_no_surer_than_what_was() -> None:
     model = load_model("Llama-3.1-8B")
     unmeasured = step_spread(with_errors(0.1), model, 1, 4, {"attention_decode_s": 1.0})
-    assert unmeasured == pytest.approx(MODEL_SPREAD)
+    assert unmeasured == pytest.approx(math.hypot(MODEL_SPREAD, 1.645 * UNKNOWN_SIGMA), rel=1e-3)
+    four_bit = with_quantization(model, "awq")
+    matrices = {"gemm_s": 1.0}
+    assert step_spread(load_profile("a100-sxm-80gb"), four_bit, 1, 16, matrices) > step_spread(
+        load_profile("a100-sxm-80gb"), model, 1, 16, matrices
+    )
+    assert step_spread(with_errors(0.1), model, 1, 16, {"sampling_s": 1.0}) == MODEL_SPREAD
     assert step_spread(with_errors(0.1), model, 1, 16, {}) == 0.0
 
 
