@@ -21,7 +21,6 @@ from servecast.costmodels.kernels import (
     decode_form_s,
     experts_form_s,
     experts_met,
-    gemm_form_s,
     prefill_form_s,
 )
 from servecast.costmodels.specs import HardwareSpec
@@ -111,11 +110,10 @@ def _gemm(table: dict[str, npt.NDArray[np.generic]], hardware: HardwareSpec) -> 
         if not rows.any():
             continue
         m, n, k = (table[name][rows].astype(float) for name in ("m", "n", "k"))
-        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
-        form = gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute])
-        least_s = n * k * WEIGHT_BITS[compute] / 8 / bandwidth
+        least_s = n * k * WEIGHT_BITS[compute] / 8 / hardware.memory_bandwidth_bytes_per_s
         seconds = np.maximum(table["seconds"][rows].astype(float), least_s)
-        found[compute] = Rows({"m": m, "n": n, "k": k}, seconds, form)
+        # `fit_matrices` finds a form itself.
+        found[compute] = Rows({"m": m, "n": n, "k": k}, seconds, seconds)
     return found
 
 

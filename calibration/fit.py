@@ -14,12 +14,7 @@ import numpy.typing as npt
 
 from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import (
-    WEIGHT_BITS,
-    Curve,
-    Grid,
-    gemm_form_s,
-)
+from servecast.costmodels.kernels import WEIGHT_BITS, Curve, Grid, gemm_form_s
 from servecast.costmodels.specs import HardwareSpec
 
 FloatArray = npt.NDArray[np.float64]

@@ -237,7 +237,7 @@ def _family(name: str, row: Mapping[str, Any]) -> Family:
     bits = kind in ("prefill", "decode", "mixed")
     if kind not in AXES or not (key.isdigit() if bits else key in WEIGHT_BITS):
         raise ValueError(f"{name}: not a family of kernels")
-    axes = tuple(_axis(row["axes"][axis]) for axis in AXES[name.split(" ")[0]])
+    axes = tuple(_axis(row["axes"][axis]) for axis in AXES[kind])
     shape = tuple(map(len, axes))
     if np.prod(shape) > MOST_POINTS:
         raise ValueError(f"{name}: more than {MOST_POINTS} points")

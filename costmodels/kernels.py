@@ -222,20 +222,19 @@ class Kernels(Beside):
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        for kind in ("gemm", "experts", "prefill", "decode", "mixed"):
-            grids: Mapping[str | int, Grid] = getattr(self, kind)
-            for key, grid in sorted(grids.items(), key=lambda item: str(item[0])):
-                digest.update(repr((kind, key, grid.axes)).encode())
+        families = ("gemm", "experts", "prefill", "decode", "mixed")
+        grids: dict[str, Grid | None] = {
+            f"{kind} {key}": grid for kind in families for key, grid in getattr(self, kind).items()
+        }
+        if self.unpacking is not None:
+            grids |= {f"unpacking {name}": grid for name, grid in vars(self.unpacking).items()}
+        for name, grid in sorted(grids.items(), key=lambda item: item[0]):
+            if grid is not None:
+                digest.update(repr((name, grid.axes)).encode())
                 digest.update(grid.values.tobytes())
         factors = (self.block_factor, self.query_factor, self.whole_factor)
         for table in (self.all_reduce, self.rates, self.tiles, *factors):
             digest.update(repr(sorted(table.items())).encode())
-        unpacking = self.unpacking
-        for name in () if unpacking is None else ("experts", "own", "theirs"):
-            own: Grid | None = getattr(unpacking, name)
-            if own is not None:
-                digest.update(repr((name, own.axes)).encode())
-                digest.update(own.values.tobytes())
         rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
@@ -243,6 +242,11 @@ class Kernels(Beside):
     def slowness(self, efficiency: str) -> float:
         """On times that an efficiency stands for."""
         return self.scale / self.rates.get(efficiency, 1.0)
+
+    def _slowness(self, kind: str, by_flops: npt.NDArray[np.bool_]) -> FloatArray:
+        """Likewise, where FLOPs bind and where bytes do."""
+        flops, bandwidth = (self.slowness(f"{kind}_{what}") for what in ("flops", "bandwidth"))
+        return np.where(by_flops, flops, bandwidth)
 
     def together(self, tokens: int) -> float:
         """On the kernels of a layer that run one after another, so many tokens each; 1 unless
@@ -288,7 +292,6 @@ class Kernels(Beside):
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits, tile_rows)
         read_s = n * k * weight_bits / 8 / bandwidth
         by_flops = 2.0 * m * n * k / peak > read_s
-        slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = form * grid.factor(m, float(n), float(k))
         wide, deep = (min(axis[-1], COLD_WIDTH) for axis in grid.axes[1:])
         few = np.array([rows for rows in grid.axes[0] if rows <= COLD_ROWS] or grid.axes[0][:1])
@@ -298,7 +301,8 @@ class Kernels(Beside):
         )
         cold = float((grid.factor(few, wide, deep) * tiled / whole).min())
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
-        return through(m, np.where(by_flops, *slow) * np.maximum(seconds, read_s * cold), dips=True)
+        seconds = self._slowness("gemm", by_flops) * np.maximum(seconds, read_s * cold)
+        return through(m, seconds, dips=True)
 
     def _unpacked_lines(
         self, hardware: HardwareSpec, compute: str, n: int, k: int, weight_bits: float
@@ -310,9 +314,8 @@ class Kernels(Beside):
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
         read_s = n * k * weight_bits / 8 / bandwidth
         by_flops = 2.0 * m * n * k / peak > read_s
-        slow = [self.slowness(name) for name in ("gemm_flops", "gemm_bandwidth")]
         seconds = np.maximum(form * self.unpacking.factor(m, n, k), read_s)
-        return through(m, np.where(by_flops, *slow) * seconds, dips=True)
+        return through(m, self._slowness("gemm", by_flops) * seconds, dips=True)
 
     def experts_lines(
         self,
@@ -339,9 +342,8 @@ class Kernels(Beside):
             hardware.memory_bandwidth_bytes_per_s,
             weight_bits,
         )
-        slow = [self.slowness(name) for name in ("moe_flops", "moe_bandwidth")]
         seconds = form * grid.factor(m * chosen / met, width, met)
-        return through(m, np.where(by_flops, *slow) * seconds, dips=True)
+        return through(m, self._slowness("moe", by_flops) * seconds, dips=True)
 
     def decode_lines(
         self,

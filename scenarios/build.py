@@ -298,16 +298,16 @@ def _fitting(steps: StepConstants, setup: Setup) -> StepConstants:
     return steps
 
 
-def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
-    """Half of the 90 % interval of the logarithm of a step's time, by what a run spent it on; None
+def spread_of(loaded: LoadedScenario, deployment: Deployment, trace: Trace) -> float:
+    """Half of the 90 % interval of the logarithm of a step's time, by what a run spent it on; 0
     where no kernels were measured.
 
     Raises InputError as `set_up` does.
     """
     setup = set_up(loaded)
-    name = None if setup.placement is not None else profile_name(setup, loaded)
+    name = None if deployment.profile.kernels is None else profile_name(setup, loaded)
     if name is None:
-        return None
+        return 0.0
     profile = completed(load_profile(name), setup.hardware)
     return step_spread(
         profile,
@@ -321,12 +321,11 @@ def spread_of(loaded: LoadedScenario, trace: Trace) -> float | None:
 
 
 def slower_and_faster(
-    loaded: LoadedScenario, deployment: Deployment, trace: Trace
+    loaded: LoadedScenario, deployment: Deployment, spread: float
 ) -> list[Deployment]:
-    """The same with every measured kernel at the ends of the 90 % interval of a step's time, faster
-    first; empty where none were measured. `trace` is of a run."""
-    spread = None if deployment.profile.kernels is None else spread_of(loaded, trace)
-    if spread is None:
+    """The same with every measured kernel at the ends of the interval of `spread_of`, faster first;
+    empty where that is 0."""
+    if not spread:
         return []
     return [build(loaded, deployment.profile.slower(math.exp(sign * spread))) for sign in (-1, 1)]
 

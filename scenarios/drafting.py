@@ -6,7 +6,7 @@ from pathlib import Path
 from servecast.calibration.acceptance import read_lengths
 from servecast.calibration.fits import load_fit
 from servecast.calibration.profile import GENERIC, Profile
-from servecast.costmodels.catalogue import CONFIG, load_hardware, load_model
+from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.drafting import ASYNC_METHODS, LOOKUPS, Drafter, drafter_of
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import KvFormat
@@ -187,8 +187,8 @@ def speculation_of(
     )
 
 
-def drafting_files(scenario: Scenario, base: Path) -> list[str]:
-    """Files, as the scenario names them from its folder `base`, that decide how it speculates."""
+def drafting_files(scenario: Scenario) -> list[str]:
+    """Files, as the scenario names them, that decide how it speculates."""
     config = scenario.engine.speculative_config
     if config is None:
         return []
@@ -196,8 +196,6 @@ def drafting_files(scenario: Scenario, base: Path) -> list[str]:
     if config.draft_device is not None:
         named.append(config.draft_device.hardware)
     files = [name for name in named if name.endswith((".json", ".yaml", ".yml"))]
-    if config.model and (base / config.model / CONFIG).is_file():
-        files.append(str(Path(config.model, CONFIG)))
     blocks = [config.acceptance, *(c.acceptance for c in scenario.workload.classes or ())]
     for block in blocks:
         parts = (

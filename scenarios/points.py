@@ -75,14 +75,16 @@ class Point:
         facts = (scenario.model, scenario.hardware, scenario.profile or "")
         named += [name for name in facts if name.endswith(FILES)]
         named.append(scenario.engine.boot_log)
-        named += drafting_files(scenario, self.base.parent)
-        model = self.base.parent / scenario.model
-        folder = model.parent if scenario.model.endswith(FILES) else model
-        own = [folder / CONFIG, folder / GENERATION_CONFIG]
-        return [
-            *(self.base.parent / name for name in named if name is not None),
-            *(path for path in own if path.is_file()),
-        ]
+        named += drafting_files(scenario)
+        found = [self.base.parent / name for name in named if name is not None]
+        drafts = scenario.engine.speculative_config
+        for model in (scenario.model, drafts and drafts.model):
+            if model:
+                path = self.base.parent / model
+                folder = path.parent if model.endswith(FILES) else path
+                own = folder / CONFIG, folder / GENERATION_CONFIG
+                found += [file for file in own if file.is_file()]
+        return found
 
 
 @lru_cache(maxsize=64)

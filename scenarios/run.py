@@ -17,6 +17,7 @@ from servecast.scenarios.build import (
     memory_summary,
     slower_and_faster,
     speculation_for,
+    spread_of,
 )
 from servecast.scenarios.drafting import acceptance_source
 from servecast.scenarios.factors import change
@@ -73,13 +74,13 @@ def run(
     if deployment.speculative is not None:
         plain = replace(loaded, scenario=without_speculation(loaded.scenario))
         runs.append((plain, build(plain)))
-    load = _requests(loaded, first)
+    first_load = _requests(loaded, first)
     bounds = bounds_of(loaded, deployment)
-    unsure = deployment.profile.kernels is not None and len(load[0]) <= MOST_FOR_INTERVAL
+    unsure = deployment.profile.kernels is not None and len(first_load[0]) <= MOST_FOR_INTERVAL
     total = replications * len(runs) + (2 if unsure else len(bounds))
     results = []
     for i in range(replications):
-        load = load if i == 0 else _requests(loaded, first + i)
+        load = _requests(loaded, first + i) if i else first_load
         with_speculation, *without = (
             _replicate(*each, load, first + i, i * len(runs) + number, total, progress)
             for number, each in enumerate(runs)
@@ -89,14 +90,13 @@ def run(
         results.append(with_speculation)
     summary, facts, trace = results[0]
     if unsure:
-        bounds = slower_and_faster(loaded, deployment, trace)
+        bounds = slower_and_faster(loaded, deployment, spread_of(loaded, deployment, trace))
     if bounds:
-        load = load if replications == 1 else _requests(loaded, first)
         before = total - len(bounds)
         summary["calibration_interval"] = _span(
             [summary]
             + [
-                _replicate(loaded, bound, load, first, before + i, total, progress)[0]
+                _replicate(loaded, bound, first_load, first, before + i, total, progress)[0]
                 for i, bound in enumerate(bounds)
             ]
         )

@@ -25,7 +25,6 @@ from servecast.calibration.measured import (
     read_requests,
     read_timeline,
 )
-from servecast.calibration.profile import GENERIC
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.memory import Z90
 from servecast.costmodels.reading import read_bytes
@@ -33,8 +32,7 @@ from servecast.costmodels.shape import NS_PER_S
 from servecast.scenarios.build import (
     Deployment,
     build,
-    calibrated,
-    set_up,
+    slower_and_faster,
     speculation_for,
     spread_of,
 )
@@ -215,8 +213,6 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
             update={"profile": os.path.abspath(profile) if file else profile}
         )
     loaded = replace(case.loaded, scenario=scenario)
-    setup = set_up(loaded)
-    chosen = calibrated(setup, loaded, GENERIC)
     path_s, path_low_s, path_high_s = CLIENT_PATH if case.client else (0.0, 0.0, 0.0)
 
     def run(deployed: Deployment, path_s: float, further: int = 0) -> tuple[Latencies, Trace]:
@@ -229,21 +225,15 @@ def predict(case: Case, profile: str | None = None) -> Prediction:
         trace = deployed.simulate(table, fleet=fleet, speculation=speculation).trace
         return _latencies(trace, loaded.path, path_s), trace
 
-    deployment = build(loaded, chosen)
+    deployment = build(loaded)
     predicted, trace = run(deployment, path_s)
-    bounds: list[Latencies] = []
-    draws: list[Latencies] = []
-    spread = 0.0
-    known = None if chosen.kernels is None else spread_of(loaded, trace)
-    if known is not None:
-        spread = known
-        for sign, own_path_s in ((-1, path_low_s), (1, path_high_s)):
-            slower = build(loaded, chosen.slower(math.exp(sign * spread)))
-            bounds.append(run(slower, own_path_s)[0])
-        # Where each request is known, so is the load.
-        further_draws = FURTHER_DRAWS if case.latencies is None else 0
-        others = range(1, further_draws + 1)
-        draws = [run(deployment, path_s, further)[0] for further in others]
+    spread = spread_of(loaded, deployment, trace)
+    ends = slower_and_faster(loaded, deployment, spread)
+    paths_s = path_low_s, path_high_s
+    bounds = [run(end, own_s)[0] for end, own_s in zip(ends, paths_s, strict=False)]
+    # Where each request is known, so is the load.
+    further_draws = FURTHER_DRAWS if ends and case.latencies is None else 0
+    draws = [run(deployment, path_s, further)[0] for further in range(1, further_draws + 1)]
     rows = [
         held(
             case.name,
