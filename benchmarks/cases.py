@@ -26,7 +26,7 @@ import os
 import sys
 from pathlib import Path
 
-from replay_llmservingsim import RUNS
+from replay_llmservingsim import RUNS, load_of
 
 from servecast.calibration.aiconfigurator import SYSTEMS
 
@@ -69,7 +69,7 @@ hardware: {hardware}
 profile: {profile}
 engine: {engine}
 workload:
-  arrivals: {{kind: trace, path: {requests}}}
+  arrivals: {{kind: trace, path: {load}}}
   sampling: {{temperature: 0}}
 """
 
@@ -182,7 +182,7 @@ def replays(source: Path, folder: Path) -> None:
             hardware=hardware,
             profile=PROFILES[hardware],
             engine=engine,
-            requests=requests,
+            load=os.path.relpath(load_of(source / name), folder),
         )
         timeline = requests.replace("requests.jsonl", "timeseries.csv")
         case = f"measured: {{requests: {requests}}}\ntimeline: {timeline}\n"

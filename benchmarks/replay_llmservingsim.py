@@ -50,6 +50,10 @@ RUNS = (
     ),
 )
 
+#: The load of both, beside the runs: lengths, and which blocks of 16 tokens prompts have in common.
+#: The servers had their prefix cache on, and 8 % of the prompts' tokens were in it.
+PROMPTS = "traces/sharegpt/sharegpt-llama-3.1-8b-300-sps10_lengths.csv"
+
 MATCH_TRIES = 3
 
 SCENARIO = """
@@ -75,9 +79,15 @@ def scaled(speed: float) -> Profile:
     return replace(GENERIC, efficiency=replace(generic, **changes))
 
 
+def load_of(folder: Path) -> Path:
+    """The load of a recorded run: with what prompts share, where that is at hand."""
+    prompts = folder.parents[2] / PROMPTS
+    return prompts if prompts.exists() else folder / "vllm" / "requests.jsonl"
+
+
 def replay(folder: Path, hardware: str, engine: str, profile: Profile) -> tuple[Latencies, int]:
     """Predicted latencies of a recorded run, and the blocks of the pool."""
-    path = folder / "vllm" / "requests.jsonl"
+    path = load_of(folder)
     with tempfile.TemporaryDirectory() as scratch:
         scenario = Path(scratch) / "scenario.yaml"
         scenario.write_text(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import WEIGHT_BITS, Curve, Grid, gemm_form_s
+from servecast.costmodels.lines import rising
 from servecast.costmodels.specs import HardwareSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -97,8 +98,7 @@ def fit_curve(sizes: FloatArray, seconds: FloatArray) -> Curve | None:
     order = np.argsort(sizes, kind="stable")
     starts = np.searchsorted(sizes[order], distinct)
     medians = [np.median(group) for group in np.split(seconds[order], starts[1:])]
-    rising = np.maximum.accumulate(medians)
-    return Curve(tuple(distinct.tolist()), tuple(rising.tolist()))
+    return Curve(tuple(distinct.tolist()), tuple(rising(np.array(medians)).tolist()))
 
 
 def _nearest(logs: FloatArray, points: FloatArray) -> npt.NDArray[np.int64]:
@@ -174,9 +174,15 @@ def _summed_up(rows: Rows, errors: Sequence[FloatArray]) -> HeldOut:
 
 #: Grid points of a family, as far as the tables have rows near them.
 WIDTHS = tuple(256.0 * w for w in (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256))
-TOKENS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
+#: Tokens likewise. Libraries take rows in tiles, and another tile begins with the next row: both
+#: sides of such an edge are kept.
+TOKENS = (
+    *(1, 2, 4, 8, 16, 17, 32, 48, 64, 65, 96, 128, 129, 160, 192, 224, 256, 257, 384, 512),
+    *(513, 768, 769, 1024, 1025, 1536, 1537, 2048, 2049, 3072, 3073, 4096, 4097, 8192, 16384),
+)
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
-    "gemm": {"m": (*TOKENS, 16384), "n": WIDTHS, "k": WIDTHS},
+    "gemm": {"m": TOKENS, "n": WIDTHS, "k": WIDTHS},
     "experts": {
         "rows": tuple(2.0 ** (power / 2) for power in range(29)),
         "width": tuple(2.0 ** (power / 2) for power in range(34, 57)),
@@ -205,7 +211,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 NARROWEST = 256
 
 #: Coordinates up to so many are all kept.
-FEW = 12
+FEW = 24
 
 #: Steps of probability at which residuals are kept.
 PROBABILITIES = np.linspace(2.5, 97.5, KEPT_RESIDUALS)
@@ -247,10 +253,11 @@ CUTS = (1, 64, 128, 256)
 AIMS = (0.05, 0.20)
 
 
-def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec) -> Family:
+def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec, few: int = FEW) -> Family:
     """A family of matrices, with whichever cut into tiles predicts tokens left out best.
 
-    The form of `rows` is not looked at. Raises InputError where nothing was measured.
+    The form of `rows` is not looked at; `few` as `fit_family` has it. Raises InputError where
+    nothing was measured.
     """
     m, n, k = (rows.shape[name] for name in "mnk")
     wide = (n >= NARROWEST) & (k >= NARROWEST)
@@ -264,11 +271,11 @@ def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec) -> Family:
 
     def off(tile_rows: int) -> float:
         own = cut(tile_rows).take(wide)
-        found = held_out(own, _axes("gemm", own, FEW), ("m",))
+        found = held_out(own, _axes("gemm", own, few), ("m",))
         return found.median / AIMS[0] + found.p95 / AIMS[1]
 
     best = min(CUTS, key=off)
-    return replace(fit_family("gemm", cut(best)), tile_rows=best)
+    return replace(fit_family("gemm", cut(best), few), tile_rows=best)
 
 
 def _axes(kind: str, rows: Rows, few: int) -> dict[str, tuple[float, ...]]:

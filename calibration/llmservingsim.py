@@ -1,7 +1,8 @@
 """Kernel tables of casys-kaist/LLMServingSim (MIT): CSVs of one layer, by GPU, model and split.
 
-`dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us) and
-`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), as vLLM ran them.
+`dense.csv` (layer, tokens, time_us), `per_sequence.csv` (layer, sequences, time_us),
+`attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us), as vLLM ran them, and
+`skew.csv`: batches in which some contexts are longer, beside equal ones of as many tokens.
 """
 
 import csv
@@ -10,15 +11,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from servecast.calibration.fit import Rows, fit_curve, fit_family, fit_matrices
 from servecast.calibration.store import KernelProfile
 from servecast.costmodels.catalogue import load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.kernels import (
+    Tail,
     decode_form_s,
     experts_form_s,
     prefill_form_s,
+    uncut_streams,
 )
 from servecast.costmodels.operators import pair_flops_of, small_bytes
 from servecast.costmodels.specs import HardwareSpec, ModelSpec
@@ -39,12 +43,26 @@ SMALL = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
 MIXED_LEAST_S = 20e-6
 MIXED_SHARE = 0.2
 
-#: More coordinates than these are thinned.
+#: More coordinates than these are thinned: of mixed batches, of matrices (none).
 MIXED_POINTS = 4
+MATRIX_POINTS = 256
+
+#: Columns of `attention.csv`, the first as text, and of `skew.csv`: batches of `n` of which `nb`
+#: have `kv_big` tokens and the others `kvs`, beside a prompt behind `kp`; times of a batch all
+#: `kv_big`, all alike with as many tokens, and as it is.
+ATTENTION = ("prefill_chunk", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+SKEW = ("regime", "n", "nb", "kvs", "kv_big", "kp", "t_max_us", "t_mean_us", "t_skew_us")
+
+#: Streams that memory may feed at once, of which those are taken that predict uneven batches best.
+FED = range(16, 257, 2)
+
+#: Batches that should show less than this part of a whole tail say nothing of its share.
+TAIL_LEAST = 0.25
 
 SYSTEMS = {"RTX4090": "rtx-4090", "RTXPRO6000": "rtx-pro-6000"}
 
 Columns = dict[str, list[float]]
+FloatArray = npt.NDArray[np.float64]
 
 
 def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile:
@@ -62,6 +80,7 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
     experts: Columns = defaultdict(list)
     small: Columns = defaultdict(list)
     sampling: Columns = defaultdict(list)
+    uneven: Columns = defaultdict(list)
     for dense in splits:
         split = dense.parent
         model = load_model("/".join(split.parts[-4:-2]))
@@ -70,6 +89,8 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
             _add_experts(experts, split / "moe.csv", model, tensor)
         _add_gemms(gemm, split, model, tensor)
         _add_attention(prefill, decode, mixed, split / "attention.csv", model, tensor)
+        if (split / "skew.csv").exists():
+            _add_uneven(uneven, split, model, tensor, hardware)
         _add_small(small, dense, small_bytes(model, tensor))
         for layer, (sequences, time_us) in _rows(
             split / "per_sequence.csv", "layer", "sequences", "time_us"
@@ -77,7 +98,7 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
             if layer == "sampler":
                 _add(sampling, size=sequences * model.vocab_size, seconds=time_us / 1e6)
     families = {
-        "gemm 16bit": fit_matrices(_gemm_rows(gemm), "16bit", hardware),
+        "gemm 16bit": fit_matrices(_gemm_rows(gemm), "16bit", hardware, MATRIX_POINTS),
         "prefill 16": fit_family("prefill", _prefill_rows(prefill, hardware)),
         "decode 16": fit_family("decode", _decode_rows(decode, hardware)),
     }
@@ -98,6 +119,7 @@ def fit_system(folder: Path, hardware: HardwareSpec, name: str) -> KernelProfile
         families=families,
         small=fit_curve(np.array(small["size"]), np.array(small["seconds"])),
         sampling=fit_curve(np.array(sampling["size"]), np.array(sampling["seconds"])),
+        tail=_tail(uneven, hardware) if uneven else None,
     )
 
 
@@ -155,8 +177,7 @@ def _add_attention(
     """Prompts alone, decodes alone, and what decodes take beside a prompt."""
     heads, own = model.num_attention_heads // tensor, kv_heads(model, tensor)
     pair_flops, _ = pair_flops_of(model, tensor)
-    columns = ("prefill_chunk", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-    seconds = {tuple(shape): us / 1e6 for _, (*shape, us) in _rows(path, *columns)}
+    seconds = {tuple(shape): us / 1e6 for _, (*shape, us) in _rows(path, *ATTENTION)}
     for (chunk, before, sequences, context), own_s in seconds.items():
         shared = {"group": heads / own, "seconds": own_s}
         if chunk and not sequences and not before:
@@ -184,6 +205,79 @@ def _add_attention(
                     seconds=max(own_s - prompt_s, alone_s),
                     alone_s=alone_s,
                 )
+
+
+def _add_uneven(
+    found: Columns, split: Path, model: ModelSpec, tensor: int, hardware: HardwareSpec
+) -> None:
+    """Batches of some longer and some shorter contexts, but those beside a prompt with a context.
+
+    Their times are of all iterations together: three times those of `attention.csv` where both
+    have a batch.
+    """
+    own = kv_heads(model, tensor)
+    read_s = 2 * model.head_dim * model.dtype_bytes / hardware.memory_bandwidth_bytes_per_s
+    path = split / "attention.csv"
+    alone = {
+        (sequences, context): us
+        for _, (chunk, before, sequences, context, us) in _rows(path, *ATTENTION)
+        if not chunk and not before
+    }
+    path = split / "skew.csv"
+    rows = list(_rows(path, *SKEW))
+    iterations = [
+        t_max / alone[n, longest]
+        for regime, (n, _, _, longest, _, t_max, _, _) in rows
+        if regime == "pure" and (n, longest) in alone
+    ]
+    if not iterations:
+        raise InputError(f"{path}: no batch of decodes that attention.csv has too")
+    each_s = 1e-6 / np.median(iterations)
+    for regime, (n, longer, short, longest, before, _, even_us, uneven_us) in rows:
+        if not before:
+            _add(
+                found,
+                alone=regime == "pure",
+                streams=n * own,
+                longer=longer * own,
+                short=short,
+                lead=longest - short,
+                even_s=even_us * each_s,
+                seconds=uneven_us * each_s,
+                read_s=read_s,
+            )
+
+
+def _tail(found: Columns, hardware: HardwareSpec) -> Tail:
+    """How many streams memory can feed, and what is seen of the law by their number."""
+    columns = {name: np.array(column, float) for name, column in found.items()}
+    streams, lead, alone = columns["streams"], columns["lead"], columns["alone"] > 0
+    mean = columns["short"] + lead * columns["longer"] / streams
+
+    def law(fed: int) -> FloatArray:
+        """Tokens of one stream, as `shape.tail_tokens` has them of sequences."""
+        few = np.maximum(fed - streams, 0) * (columns["short"] - mean)
+        tokens: FloatArray = np.maximum(fed - columns["longer"], 0) * lead + few
+        return tokens
+
+    def off(fed: int) -> float:
+        seconds = columns["even_s"] + law(fed) * columns["read_s"]
+        # Where there are but few, decodes alone are cut up.
+        return float(np.median(np.abs(np.log(seconds / columns["seconds"]))[~alone]))
+
+    fed = min(FED, key=off)
+    tokens = law(fed)
+    seen = (columns["seconds"] - columns["even_s"]) / columns["read_s"]
+    told = tokens >= TAIL_LEAST * fed * lead
+
+    def shares(own: np.ndarray) -> dict[int, float]:
+        sizes, share = streams[own & told], seen[own & told] / tokens[own & told]
+        return {
+            int(size): max(0.0, float(np.median(share[sizes == size]))) for size in np.unique(sizes)
+        }
+
+    uncut = streams >= uncut_streams(hardware.multiprocessors)
+    return Tail(float(fed), shares(alone & uncut), shares(~alone))
 
 
 def _add(found: Columns, **values: float) -> None:

@@ -22,6 +22,7 @@ from servecast.costmodels.kernels import (
     Curve,
     Grid,
     Kernels,
+    Tail,
 )
 from servecast.costmodels.reading import read_bytes
 
@@ -199,6 +200,7 @@ def _profile(data: Any, path: Path) -> KernelProfile:
         block_factor=_factors(data, "block_factor"),
         query_factor=_factors(data, "query_factor"),
         whole_factor=_factors(data, "whole_factor"),
+        tail=_tail(data["tail"]) if "tail" in data else None,
         host=_host(data["host"]) if "host" in data else None,
         extras={str(name): _number(value) for name, value in (data.get("extras") or {}).items()},
     )
@@ -209,6 +211,18 @@ def _factors(data: Mapping[str, Any], key: str) -> dict[int, float]:
     if any(size < 1 or not 0 < value < 1e3 for size, value in found.items()):
         raise ValueError(f"{key}: expected factors above 0 by size")
     return found
+
+
+def _tail(row: Mapping[str, Any]) -> Tail:
+    streams = _number(row["streams"])
+    shares = [
+        {int(size): _number(value) for size, value in (row.get(key) or {}).items()}
+        for key in ("alone", "beside_prompt")
+    ]
+    sound = all(size >= 1 and 0 <= share < 1e3 for own in shares for size, share in own.items())
+    if not 1 <= streams < 1e5 or not sound:
+        raise ValueError("tail: expected streams, 1 or more, and shares of 0 or more by streams")
+    return Tail(streams, *shares)
 
 
 def _host(row: Mapping[str, Any]) -> Host:
@@ -285,6 +299,7 @@ def profile_facts(profile: KernelProfile) -> dict[str, Any]:
         "block_factor": {str(size): value for size, value in profile.block_factor.items()},
         "query_factor": {str(size): value for size, value in profile.query_factor.items()},
         "whole_factor": {str(size): value for size, value in profile.whole_factor.items()},
+        "tail": None if profile.tail is None else _tail_rows(profile.tail),
         "host": None if profile.host is None else asdict(profile.host),
         "extras": dict(profile.extras),
         "families": {
@@ -339,6 +354,8 @@ def profile_text(profile: KernelProfile) -> str:
         "whole_factor": _rounded(profile.whole_factor),
         "extras": _rounded(profile.extras),
     }
+    if profile.tail is not None:
+        rest["tail"] = _tail_rows(profile.tail)
     if profile.host is not None:
         rest["host"] = {
             key: float(f"{value:.4g}") if isinstance(value, float) else value
@@ -349,6 +366,14 @@ def profile_text(profile: KernelProfile) -> str:
     if rest:
         lines.append(yaml.safe_dump(rest, sort_keys=False).rstrip("\n"))
     return "\n".join(lines) + "\n"
+
+
+def _tail_rows(tail: Tail) -> dict[str, Any]:
+    return {
+        "streams": float(f"{tail.streams:.4g}"),
+        "alone": _rounded(tail.alone),
+        "beside_prompt": _rounded(tail.beside_prompt),
+    }
 
 
 def _rounded(values: Mapping[Any, float]) -> dict[Any, float]:

@@ -54,6 +54,9 @@ class StepConstants:
 class Affine:
     """Prices steps from constants: a `CostModel`. FLOPs and bytes are not known, and 0."""
 
+    #: Lines know the sum of contexts alone.
+    tail_sequences = 0
+
     def __init__(self, constants: StepConstants) -> None:
         self._constants = constants
 
@@ -82,14 +85,16 @@ class AffineDecode:
         self._fixed_ns = empty.total_s * NS_PER_S
         self._rate_ns = one.attention_decode_s * NS_PER_S
 
-    def steps_ns(self, context_tokens: int, steps: int) -> npt.NDArray[np.int64]:
+    def steps_ns(
+        self, context_tokens: int, steps: int, tail_tokens: int = 0
+    ) -> npt.NDArray[np.int64]:
         context = context_tokens + self._decodes * np.arange(steps)
         ns: npt.NDArray[np.int64] = np.rint(self._fixed_ns + self._rate_ns * context).astype(
             np.int64
         )
         return ns
 
-    def cost(self, context_tokens: int) -> StepCost:
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
         decodes = self._decodes
         return self._affine.step(StepShape((), decodes, decodes, context_tokens, decodes))
 

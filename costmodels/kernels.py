@@ -134,6 +134,40 @@ class Curve:
         return float(np.exp2(logs))
 
 
+@dataclass(frozen=True)
+class Tail:
+    """What the longest contexts of a batch cost decode attention (`shape.tail_tokens`).
+
+    A kernel reads each KV head of a sequence, a stream, at a pace of its own; only many at once
+    are bound by memory.
+
+    Attributes
+    ----------
+    streams : at once that memory can feed
+    alone, beside_prompt : by streams of the batch, the share of the law that is seen: where
+        nothing but decodes is in a kernel and they are not cut up, and beside a prompt
+    """
+
+    streams: float
+    alone: Mapping[int, float]
+    beside_prompt: Mapping[int, float]
+
+    def share(self, streams: int, beside_prompt: bool, multiprocessors: int) -> float:
+        """Straight in the logarithm of streams between those measured, in proportion beyond."""
+        shares = self.beside_prompt if beside_prompt else self.alone
+        if not shares or not (beside_prompt or streams >= uncut_streams(multiprocessors)):
+            return 0.0
+        sizes = sorted(shares)
+        at = np.interp(math.log2(streams), np.log2(sizes), [shares[size] for size in sizes])
+        return float(at) * min(1.0, sizes[-1] / streams)
+
+
+def uncut_streams(multiprocessors: int) -> float:
+    """Streams from which FlashAttention 2 does not cut up long ones, if there are but decodes: as
+    many as fill four fifths of two places a multiprocessor (its `num_splits_heuristic`)."""
+    return 0.8 * 2 * multiprocessors
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What of a device was measured beside its grids, or is assumed.
@@ -147,6 +181,7 @@ class Beside:
     block_factor : decode attention at a block size, over the one that the grid was measured at
     query_factor : decode attention of so many query tokens a sequence, over that of one
     whole_factor : a whole layer of so many tokens, over the sum of its kernels measured alone
+    tail : of uneven contexts
     """
 
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
@@ -156,6 +191,7 @@ class Beside:
     block_factor: Mapping[int, float] = field(default_factory=dict)
     query_factor: Mapping[int, float] = field(default_factory=dict)
     whole_factor: Mapping[int, float] = field(default_factory=dict)
+    tail: Tail | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +271,7 @@ class Kernels(Beside):
         factors = (self.block_factor, self.query_factor, self.whole_factor)
         for table in (self.all_reduce, self.rates, self.tiles, *factors):
             digest.update(repr(sorted(table.items())).encode())
-        rest = (self.small_kernel_s, self.small, self.sampling, self.scale)
+        rest = (self.small_kernel_s, self.small, self.sampling, self.scale, self.tail)
         digest.update(repr(rest).encode())
         return f"Kernels({self.label!r}, {digest.hexdigest()[:16]})"
 
@@ -395,6 +431,17 @@ class Kernels(Beside):
         if group < least:
             found = replace(found, values=found.values * math.log2(group) / math.log2(least))
         return found
+
+    def tail_token_s(
+        self, hardware: HardwareSpec, streams: int, token_bytes: float, beside_prompt: bool
+    ) -> float:
+        """Seconds of one layer for each of `shape.tail_tokens`; `token_bytes` of all KV heads."""
+        if self.tail is None:
+            return 0.0
+        read_s = token_bytes / hardware.memory_bandwidth_bytes_per_s
+        slow = self.slowness("attention_decode_bandwidth")
+        share = self.tail.share(streams, beside_prompt, hardware.multiprocessors)
+        return slow * share * read_s
 
     def prefill_lines(
         self,

@@ -1,7 +1,7 @@
 """Straight lines between measured points: seconds by a count of tokens, fast to look up.
 
 A scalar and an array of the same counts give the same bits: the line is chosen by the count, and
-then one multiplication and one addition follow.
+then one multiplication and the same additions follow.
 """
 
 from bisect import bisect_right
@@ -33,21 +33,27 @@ class Lines:
         at = bisect_right(self.ends, count)
         return self.offsets[at], self.slopes[at]
 
-    def at(self, count: float) -> float:
-        """Seconds."""
+    def at(self, count: float, more: float = 0.0) -> float:
+        """Seconds, and `more` of them."""
         offset, slope = self.line(count)
-        return offset + slope * count
+        return (offset + more) + slope * count
 
-    def at_all(self, counts: FloatArray | npt.NDArray[np.int64]) -> FloatArray:
-        """Seconds of many counts."""
+    def at_all(self, counts: FloatArray | npt.NDArray[np.int64], more: float = 0.0) -> FloatArray:
+        """Seconds of many counts, and `more` for each."""
         at = np.searchsorted(self.ends, counts, side="right")
-        found: FloatArray = np.take(self.offsets, at) + np.take(self.slopes, at) * counts
+        found: FloatArray = (np.take(self.offsets, at) + more) + np.take(self.slopes, at) * counts
         return found
 
 
 def straight(offset: float, slope: float) -> Lines:
     """One line."""
     return Lines((), (offset,), (slope,))
+
+
+def rising(values: FloatArray) -> FloatArray:
+    """Half way between the most so far and the least to come, both of which never fall."""
+    found: FloatArray = np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]
+    return found / 2
 
 
 def through(
@@ -64,8 +70,7 @@ def through(
     if len(x) < 2 or (np.diff(x) <= 0).any():
         raise ValueError("lines need two points or more, with ascending counts")
     if not dips:
-        # Half way between the most so far and the least to come, both of which ascend.
-        y = (np.maximum.accumulate(y) + np.minimum.accumulate(y[::-1])[::-1]) / 2
+        y = rising(y)
     slopes = np.diff(y) / np.diff(x)
     offsets = y[:-1] - slopes * x[:-1]
     return Lines(tuple(x[1:-1].tolist()), tuple(offsets.tolist()), tuple(slopes.tolist()))

@@ -120,6 +120,8 @@ class Roofline:
         self._prefill_lines = self._chunk_lines()
         self._kv_heads = kv_heads(model, parallel.tensor)
         self._mixed = self._mixed_grid()
+        self._tails: dict[tuple[int, bool], float] = {}
+        self.tail_sequences = self._tail_sequences()
         self._elementwise_s = elementwise_s(model, hardware, parallel.tensor, efficiency)
         self._launch_s = kernels(model) * efficiency.launch_s
         self._small_s = 0.0
@@ -169,6 +171,9 @@ class Roofline:
             if prefills and self._mixed is not None and decode_tokens == decodes:
                 new = tokens - decode_tokens
                 decode_s *= self._mixed.at(new, decodes * self._kv_heads, context / decodes)
+            tail = shape.decode_tail_tokens
+            if tail:
+                decode_s += tail * self.tail_token_s(decodes, bool(prefills))
             flops += decode_flops
             moved += decode_bytes
         device_s = gemm_s + prefill_s + decode_s + moe_s + collective_s + sampling_s
@@ -232,6 +237,28 @@ class Roofline:
             return None
         group = self.model.num_attention_heads // self.parallel.tensor / self._kv_heads
         return self._measured.mixed_grid(self._kv.bits, group)
+
+    def _tail_sequences(self) -> int:
+        tail = None if self._measured is None else self._measured.tail
+        if tail is None or self.model.mla is not None:
+            return 0
+        return max(1, round(tail.streams / self._kv_heads))
+
+    def tail_token_s(self, decodes: int, beside_prompt: bool = False) -> float:
+        """Seconds for each of `shape.tail_tokens`.
+
+        Sliding layers see no context longer than their window, and wait for none.
+        """
+        known = self._tails.get((decodes, beside_prompt))
+        if known is None:
+            known = 0.0
+            if self._measured is not None and self.tail_sequences:
+                a, streams = self._attention, decodes * self._kv_heads
+                known = a.full_layers * self._measured.tail_token_s(
+                    self.hardware, streams, a.token_bytes, beside_prompt
+                )
+            self._tails[decodes, beside_prompt] = known
+        return known
 
     def _communication_s(self, tokens: int) -> float:
         """All-reduces and hand-overs, the former measured where they were."""
@@ -423,7 +450,15 @@ class RooflineDecode:
     both round to the same nanosecond (`round` and `np.rint` take halves to even).
     """
 
-    __slots__ = ("_bends", "_decodes", "_first", "_floor_ns", "_lines", "_roofline")
+    __slots__ = (
+        "_bends",
+        "_decodes",
+        "_first",
+        "_floor_ns",
+        "_lines",
+        "_roofline",
+        "_tail_token_ns",
+    )
 
     def __init__(self, roofline: Roofline, decodes: int) -> None:
         empty = roofline.step(StepShape((), decodes, decodes, 0, decodes))
@@ -444,29 +479,35 @@ class RooflineDecode:
         self._bends = bool(lines.ends)
         self._first = self._lines.offsets[0], self._lines.slopes[0]
         self._floor_ns = (floor_s + floor_each_s * decodes) * NS_PER_S
+        self._tail_token_ns = roofline.tail_token_s(decodes) * NS_PER_S
 
-    def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
+    def steps_ns(
+        self, context_tokens: int, steps: int, tail_tokens: int = 0
+    ) -> list[int] | npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps, the first of which reads `context_tokens`."""
         lines, floor, bent = self._lines, self._floor_ns, False
+        more = self._tail_token_ns * tail_tokens
         last = context_tokens + (steps - 1) * self._decodes
         fixed, rate = self._first
         if self._bends:
             at = bisect_right(lines.ends, context_tokens)
             fixed, rate = lines.offsets[at], lines.slopes[at]
             bent = at < len(lines.ends) and last >= lines.ends[at]
+        fixed += more
         if steps > VECTOR_STEPS:
             context = np.arange(context_tokens, last + 1, self._decodes)
-            ns = lines.at_all(context) if bent else fixed + rate * context
+            ns = lines.at_all(context, more) if bent else fixed + rate * context
             rounded: npt.NDArray[np.int64] = np.rint(np.maximum(ns, floor)).astype(np.int64)
             return rounded
         contexts = range(context_tokens, last + 1, self._decodes)
         if bent:
-            return [round(max(lines.at(c), floor)) for c in contexts]
+            return [round(max(lines.at(c, more), floor)) for c in contexts]
         if fixed + rate * context_tokens >= floor:
             return [round(fixed + rate * c) for c in contexts]
         return [round(max(fixed + rate * c, floor)) for c in contexts]
 
-    def cost(self, context_tokens: int) -> StepCost:
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
         """The same step by part."""
-        decodes = self._decodes
-        return self._roofline.step(StepShape((), decodes, decodes, context_tokens, decodes))
+        n = self._decodes
+        shape = StepShape((), n, n, context_tokens, n, decode_tail_tokens=tail_tokens)
+        return self._roofline.step(shape)

@@ -5,6 +5,7 @@ that a report can say where time goes. `DecodeCost` prices a run of pure decode 
 only the context grows, without building a shape for each.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ class StepShape(NamedTuple):
     draft_passes : sequences that draft a token in each pass of the drafter after the step
     draft_context_tokens : KV tokens of those sequences, before they draft
     redrafted : of those sequences, the ones whose drafts made ahead of the verification are void
+    decode_tail_tokens : `tail_tokens` of the decodes
     """
 
     prefills: tuple[tuple[int, int], ...] = ()
@@ -50,6 +52,29 @@ class StepShape(NamedTuple):
     draft_passes: tuple[int, ...] = ()
     draft_context_tokens: int = 0
     redrafted: int = 0
+    decode_tail_tokens: int = 0
+
+
+def tail_tokens(longest: Sequence[int], decodes: int, context_tokens: int, sequences: int) -> int:
+    """What decodes read more slowly than memory allows, because the longest contexts are left.
+
+    As long as more than `sequences` are at it, memory is the bound; then each goes on at its own
+    pace. With contexts c1 >= c2 >= ... that adds the sum of c1 - ck over the first so many. Fewer
+    decodes than that are never bound by memory: what it adds to as many of the mean context is
+    c1 less that mean, for each of `sequences`. As all contexts grow alike, it is the same in every
+    step of a run of decodes.
+
+    Parameters
+    ----------
+    longest : KV tokens of the longest `sequences` decodes, of all if there are fewer
+    decodes, context_tokens : of all
+    """
+    if not decodes or not sequences:
+        return 0
+    most = max(longest)
+    if decodes <= sequences:
+        return sequences * (decodes * most - context_tokens) // decodes
+    return sequences * most - sum(longest)
 
 
 class StepCost(NamedTuple):
@@ -85,20 +110,27 @@ class StepCost(NamedTuple):
 class DecodeCost(Protocol):
     """Cost of steps in which a fixed number of sequences decode one token each.
 
-    Law: `steps_ns(c, n)[j]` is `steps_ns(c + j * decodes, 1)[0]`, bit for bit.
+    Law: `steps_ns(c, n, t)[j]` is `steps_ns(c + j * decodes, 1, t)[0]`, bit for bit.
     """
 
-    def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
+    def steps_ns(
+        self, context_tokens: int, steps: int, tail_tokens: int = 0
+    ) -> list[int] | npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps; the first reads `context_tokens` in all."""
         ...
 
-    def cost(self, context_tokens: int) -> StepCost:
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
         """The same step by part. `round(total)` may differ from `steps_ns` by 1 ns."""
         ...
 
 
 class CostModel(Protocol):
     """Seconds from a shape: pure, positive, never smaller for more work."""
+
+    @property
+    def tail_sequences(self) -> int:
+        """Decodes that `tail_tokens` looks at; 0 where uneven contexts cost nothing more."""
+        ...
 
     def step(self, shape: StepShape) -> StepCost:
         """Cost of any step."""
@@ -116,6 +148,7 @@ class ConstantCost:
         if not step_s > 0:
             raise ValueError(f"step_s must be positive: {step_s}")
         self.step_ns = round(step_s * NS_PER_S)
+        self.tail_sequences = 0
 
     def step(self, shape: StepShape) -> StepCost:
         return StepCost(gemm_s=self.step_ns / NS_PER_S)
@@ -123,8 +156,8 @@ class ConstantCost:
     def decode(self, decodes: int) -> "ConstantCost":
         return self
 
-    def steps_ns(self, context_tokens: int, steps: int) -> list[int]:
+    def steps_ns(self, context_tokens: int, steps: int, tail_tokens: int = 0) -> list[int]:
         return [self.step_ns] * steps
 
-    def cost(self, context_tokens: int) -> StepCost:
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
         return StepCost(gemm_s=self.step_ns / NS_PER_S)

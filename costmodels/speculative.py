@@ -90,7 +90,7 @@ class Layers:
     def draft(self, shape: StepShape, verify_s: float) -> tuple[float, float, float]:
         """Exact for a step with prompts; between two of 32 contexts an octave where it only
         verifies, which a run does in nearly every step."""
-        prefills, decodes, tokens, context, _, passes, drafted, _ = shape
+        prefills, decodes, tokens, context, _, passes, drafted = shape[:7]
         if prefills or drafted != context or context < CELLS or not passes:
             return self._priced(shape)
         width = 1 << (context.bit_length() - CELLS.bit_length())
@@ -168,6 +168,11 @@ class Speculative:
         self._work = work
         self._hides_host = hides_host
         self._link = link
+
+    @property
+    def tail_sequences(self) -> int:
+        """Of the target."""
+        return self.target.tail_sequences
 
     def step(self, shape: StepShape) -> StepCost:
         """Cost of any step, drafting included."""

@@ -388,6 +388,9 @@ class Wafer:
     stages : number of slots that a token in each stage would fill
     """
 
+    #: Contexts lie beside the compute; nothing waits for the longest.
+    tail_sequences = 0
+
     def __init__(
         self,
         model: ModelSpec,
@@ -487,7 +490,9 @@ class WaferDecode:
         self._wafer = wafer
         self._decodes = decodes
 
-    def steps_ns(self, context_tokens: int, steps: int) -> npt.NDArray[np.int64]:
+    def steps_ns(
+        self, context_tokens: int, steps: int, tail_tokens: int = 0
+    ) -> npt.NDArray[np.int64]:
         """Nanoseconds of `steps` steps, the first of which reads `context_tokens`."""
         wafer, n = self._wafer, self._decodes
         context = context_tokens + n * np.arange(steps)
@@ -497,7 +502,7 @@ class WaferDecode:
         ns: npt.NDArray[np.int64] = np.rint(seconds * NS_PER_S).astype(np.int64)
         return ns
 
-    def cost(self, context_tokens: int) -> StepCost:
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
         """The same step by part."""
         n = self._decodes
         return self._wafer.step(StepShape((), n, n, context_tokens, n))

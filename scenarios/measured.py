@@ -1,7 +1,7 @@
 """Measured kernels for a deployment: which profile, and what of it does not cover the model."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import lru_cache
 
@@ -88,7 +88,8 @@ def measured(
     found = completed(load_profile(name_or_path), hardware)
     kernels = kernels_on(found, hardware)
     if v0:
-        kernels = replace(kernels, mixed={})
+        tail = kernels.tail and replace(kernels.tail, beside_prompt={})
+        kernels = replace(kernels, mixed={}, tail=tail)
     label = kernels_label(found, kernels, model, hardware, kv, tensor)
     generic = GENERIC.efficiency
     rates = {
@@ -118,6 +119,7 @@ def completed(found: KernelProfile, hardware: HardwareSpec) -> KernelProfile:
             found,
             families={**rest.families, **found.families},
             all_reduce={**rest.all_reduce, **found.all_reduce},
+            tail=found.tail or rest.tail,
         )
     if of_the_device(found, hardware):
         return found
@@ -154,7 +156,7 @@ def kernels_on(found: KernelProfile, hardware: HardwareSpec) -> Kernels:
     """The kernels of a completed profile on a device; matrices of another one are taken over forms
     without tiles, if it is known."""
     kernels = found.kernels()
-    kernels = replace(kernels, mixed=mixed_of(kernels, hardware))
+    kernels = attending(kernels, hardware)
     own, owner = of_the_device(found, hardware), hardware
     if not own:
         if found.hardware not in hardware_names():
@@ -187,16 +189,18 @@ def unpacking_of(kernels: Kernels, found: KernelProfile, owner: HardwareSpec) ->
     )
 
 
-def mixed_of(kernels: Kernels, hardware: HardwareSpec) -> Mapping[int, Grid]:
-    """What decodes take longer in one kernel with a prompt: own rows, or those of a relative.
+def attending(kernels: Kernels, hardware: HardwareSpec) -> Kernels:
+    """With what decodes take longer in one kernel with a prompt, and where contexts are uneven:
+    own rows, or those of a relative.
 
     That is so in FlashAttention 2, vLLM's on GPUs of compute capability 8 and 12: version 3 on
     Hopper packs query heads in mixed batches too, and on data-centre Blackwell the two are
-    kernels of their own.
+    kernels of their own. What uneven contexts cost those was not measured.
     """
-    if kernels.mixed or math.floor(hardware.compute_capability) not in FLASH_ATTENTION_2:
-        return kernels.mixed
-    return load_profile(MIXED).kernels().mixed
+    if math.floor(hardware.compute_capability) not in FLASH_ATTENTION_2:
+        return kernels
+    theirs = load_profile(MIXED).kernels()
+    return replace(kernels, mixed=kernels.mixed or theirs.mixed, tail=kernels.tail or theirs.tail)
 
 
 def kernels_label(

@@ -7,16 +7,17 @@ says who starts a new block at this step.
 """
 
 import heapq
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 
 from servecast.sim.sequence import Sequence
 
 
 class DecodeAggregate:
-    """Sequences that decode one token in every step."""
+    """Sequences that decode one token in every step; `tail` is how many of the longest are told."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, tail: int = 0) -> None:
         self.block_size = block_size
+        self.tail = tail
         self.tick = 0
         self.count = 0
         self.base_sum = 0
@@ -24,6 +25,8 @@ class DecodeAggregate:
         self.naming = 0
         #: members by the residue of the tick before which their last block is full
         self.buckets: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        #: ascending, where somebody asks for the longest
+        self._bases: list[int] = []
         self._ends: dict[int, list[Sequence]] = {}
         self._end_ticks: list[int] = []
 
@@ -32,12 +35,19 @@ class DecodeAggregate:
         """Computed tokens of all members."""
         return self.base_sum + self.count * self.tick
 
+    def longest(self) -> list[int]:
+        """Tokens that the `tail` members that have most read next, of all if there are fewer."""
+        after = self.tick + 1
+        return [base + after for base in self._bases[-self.tail :]] if self.tail else []
+
     def join(self, seq: Sequence) -> None:
         """Take in a sequence whose computed tokens have caught up with what is known."""
         base = seq.base = seq.computed_tokens - self.tick
         seq.aggregated = True
         self.count += 1
         self.base_sum += base
+        if self.tail:
+            insort(self._bases, base)
         self.naming += seq.naming
         self.buckets[-base % self.block_size][seq] = None
         end = seq.end_tick = seq.last_position - base
@@ -54,6 +64,8 @@ class DecodeAggregate:
         seq.aggregated = False
         self.count -= 1
         self.base_sum -= base
+        if self.tail:
+            del self._bases[bisect_left(self._bases, base)]
         self.naming -= seq.naming
         del self.buckets[-base % self.block_size][seq]
         seq.computed_tokens = computed = base + self.tick

@@ -69,6 +69,7 @@ class StepPlan:
     ----------
     decodes, context_tokens : sequences of the decode aggregate, and the KV tokens they read in
         the first of the steps, the new ones included
+    longest : of those KV tokens, those of the longest, as many as uneven contexts make wait
     chunks : (sequence, new tokens, computed before) for every other scheduled sequence
     scheduled : sequence to tokens in scheduling order, where every sequence is walked or a
         trace is kept; else None
@@ -78,7 +79,7 @@ class StepPlan:
     draft_context_tokens : KV tokens of those sequences, once the step is done
     emitting : where every sequence is walked, those that emit, with the drafts they verify
     verifying : of those that decode, where that was added up: how many, their tokens, and the KV
-        tokens that they read
+        tokens that they read; `longest` is of them
     stale : some of its sequences have lost their place since
     completing : sequences outside the aggregate that emit a token in this step
     finishing : sequences whose last token is in this step
@@ -100,6 +101,7 @@ class StepPlan:
         "emitting",
         "finishing",
         "interrupted",
+        "longest",
         "number",
         "padded",
         "preempted",
@@ -121,6 +123,7 @@ class StepPlan:
         self.swapped = 0
         self.chunks: list[tuple[Sequence, int, int]] = []
         self.scheduled: dict[Sequence, int] | None = None
+        self.longest: list[int] = []
         # Most steps have none of these: they share an empty tuple until somebody needs a list.
         self.spec: Mapping[Sequence, int] = _NOTHING
         self.padded: SequenceABC[Sequence] = ()

@@ -140,7 +140,8 @@ class Recorder:
         starts = np.flatnonzero(np.diff(decodes[order], prepend=0))
         for group in np.split(order, starts)[1:]:
             cost = decode_cost(int(decodes[group[0]]))
-            costs[group] = _priced(cost, middle[group]) * facts["steps"][group, None]
+            priced = _priced(cost, middle[group], facts["tail_tokens"][group])
+            costs[group] = priced * facts["steps"][group, None]
         # The parts of an interval add up to the time that it took, to the nanosecond.
         taken = (facts["end_ns"] - facts["start_ns"]) / NS_PER_S
         seconds = costs[:, : len(PARTS)]
@@ -148,11 +149,17 @@ class Recorder:
         return costs
 
 
-def _priced(cost: DecodeCost, contexts: FloatArray) -> FloatArray:
+def _priced(cost: DecodeCost, contexts: FloatArray, tails: IntArray) -> FloatArray:
+    """Between the cost without a tail and that with the longest one."""
     low, high = int(contexts.min()), int(np.ceil(contexts.max()))
     grid = np.unique(np.linspace(low, high, PRICED_CONTEXTS).astype(np.int64))
-    priced = np.array([cost.cost(int(context)) for context in grid])
-    return np.column_stack([np.interp(contexts, grid, column) for column in priced.T])
+
+    def at(tail_tokens: int) -> FloatArray:
+        priced = np.array([cost.cost(int(context), tail_tokens) for context in grid])
+        return np.column_stack([np.interp(contexts, grid, column) for column in priced.T])
+
+    most, even = int(tails.max()), at(0)
+    return even + (tails / most)[:, None] * (at(most) - even) if most else even
 
 
 def _ints(values: "array[int]") -> IntArray:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from simpy.events import Event
 
-from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape
+from servecast.costmodels.shape import CostModel, DecodeCost, StepCost, StepShape, tail_tokens
 from servecast.sim.clock import Alarm, Clock
 from servecast.sim.control import BudgetControl, ControlSettings
 from servecast.sim.plan import StepPlan
@@ -234,7 +234,7 @@ class Replica:
     def _price(self, plan: StepPlan, in_flight: deque[_Flight]) -> _Flight:
         """Time of a plan; of a uniform one also of the steps that may be planned alike."""
         if plan.chunks or plan.swapped:
-            shape = _shape(plan, self.speculator)
+            shape = self._shape(plan)
             cost = self.cost.step(shape)
             if plan.swapped:
                 cost = cost._replace(swap_s=plan.swapped * self._swap_block_s)
@@ -252,7 +252,7 @@ class Replica:
             if alike:
                 # No step is shorter than one without context: no more than these can start.
                 alike = min(alike, (self._horizon_ns() - self.env.now) // least_ns + 1)
-        return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1))
+        return _Flight(plan, decode.steps_ns(plan.context_tokens, alike + 1, self._tail(plan)))
 
     def _reach(self, in_flight: deque[_Flight]) -> int:
         """When to wake up; the newest plan is extended over the steps planned until then.
@@ -308,8 +308,11 @@ class Replica:
         prompt_tokens = sum([new for new, _ in shape.prefills]) if shape is not None else 0
         decodes = tokens = plan.decodes
         context = plan.context_tokens
-        if shape is not None:
+        if shape is None:
+            tail = self._tail(plan)
+        else:
             decodes, tokens, context = shape[1:4]
+            tail = shape.decode_tail_tokens
         before = len(scheduler.running), len(scheduler.waiting)
         blocks = scheduler.pool.blocks - scheduler.pool.free
         control = self.control
@@ -338,6 +341,7 @@ class Replica:
                 tokens,
                 decoded,
                 context,
+                tail,
                 blocks,
                 len(plan.preempted),
             ),
@@ -372,6 +376,51 @@ class Replica:
             for seq in plan.interrupted:
                 seq.last_token_ns = self._last_commit_ns
 
+    def _tail(self, plan: StepPlan) -> int:
+        """Of the aggregate alone."""
+        sequences = self.cost.tail_sequences
+        return tail_tokens(plan.longest, plan.decodes, plan.context_tokens, sequences)
+
+    def _shape(self, plan: StepPlan) -> StepShape:
+        """What a plan asks of the device; drafts under verification count as decodes."""
+        prefills: list[tuple[int, int]] = []
+        decodes = tokens = plan.decodes
+        context, longest = plan.context_tokens, plan.longest
+        spec = plan.spec
+        if plan.verifying is not None:
+            decodes, tokens, context = plan.verifying
+        else:
+            others = []
+            for seq, new, computed in plan.chunks:
+                if new == 1 + spec.get(seq, 0) and computed >= seq.prompt_tokens:
+                    decodes += 1
+                    tokens += new
+                    context += computed + new
+                    others.append(computed + new)
+                else:
+                    prefills.append((new, computed))
+            tail = self.cost.tail_sequences
+            if others and tail:
+                longest = sorted([*longest, *others])[-tail:]
+        shape = StepShape(
+            tuple(prefills),
+            decodes,
+            tokens,
+            context,
+            plan.decodes + len(plan.completing or plan.emitting),
+            decode_tail_tokens=tail_tokens(longest, decodes, context, self.cost.tail_sequences),
+        )
+        speculator = self.speculator
+        if speculator is None:
+            return shape
+        passes = plan.draft_passes
+        return shape._replace(
+            sampled=shape.sampled + sum(spec.values()),
+            draft_passes=passes,
+            draft_context_tokens=plan.draft_context_tokens,
+            redrafted=min(speculator.void(plan), passes[0]) if passes else 0,
+        )
+
     def decode_cost(self, decodes: int) -> DecodeCost:
         """Cost of decoding so many sequences."""
         return self._decode_cost(decodes)[0]
@@ -401,32 +450,6 @@ class Replica:
         self.refusals.append(reason)
         self.recorder.request(seq, -1, 0, REFUSED)
         self._on_finish(seq)
-
-
-def _shape(plan: StepPlan, speculator: Speculator | None) -> StepShape:
-    """What a plan asks of the device; drafts under verification count as decodes."""
-    prefills: list[tuple[int, int]] = []
-    decodes = tokens = plan.decodes
-    context = plan.context_tokens
-    spec = plan.spec
-    if plan.verifying is not None:
-        decodes, tokens, context = plan.verifying
-    else:
-        for seq, new, computed in plan.chunks:
-            if new == 1 + spec.get(seq, 0) and computed >= seq.prompt_tokens:
-                decodes += 1
-                tokens += new
-                context += computed + new
-            else:
-                prefills.append((new, computed))
-    sampled = plan.decodes + len(plan.completing or plan.emitting)
-    if speculator is None:
-        return StepShape(tuple(prefills), decodes, tokens, context, sampled)
-    sampled += sum(spec.values())
-    passes = plan.draft_passes
-    redrafted = min(speculator.void(plan), passes[0]) if passes else 0
-    drafted = plan.draft_context_tokens
-    return StepShape(tuple(prefills), decodes, tokens, context, sampled, passes, drafted, redrafted)
 
 
 def _total(durations_ns: Durations) -> int:

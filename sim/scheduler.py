@@ -39,6 +39,7 @@ class Scheduler:
     keep_order : let every plan list its sequences in scheduling order
     private_runs : see `SequenceBlocks`
     drafting : how many tokens are drafted, and accepted; full drafts, none accepted, if left out
+    tail_sequences : of the longest decodes, how many a plan tells
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Scheduler:
         keep_order: bool = False,
         private_runs: bool = True,
         drafting: Drafting | None = None,
+        tail_sequences: int = 0,
     ) -> None:
         self.limits = limits
         self.kv = SequenceBlocks(limits, private_runs=private_runs)
@@ -60,7 +62,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         #: running sequences outside the aggregate that have tokens to compute, in running order
         self.explicit: list[Sequence] = []
-        self.decodes = DecodeAggregate(limits.block_size)
+        self.decodes = DecodeAggregate(limits.block_size, tail_sequences)
         self.aggregate = aggregate and limits.spec_method is None
         self.keep_order = keep_order
         self._drafting = drafting or FullDrafts(limits.num_speculative_tokens)
@@ -164,12 +166,8 @@ class Scheduler:
             return False
         if self.keep_order:
             plan.scheduled = self._in_running_order(chunks)
-        plan.decodes = decodes.count
         if decodes.count:
-            self._advance_decodes(plan, 1)
-            plan.context_tokens = decodes.context_tokens + sum(
-                seq.computed_tokens for seq in plan.finishing
-            )
+            self._decode(plan)
         for seq, tokens in chunks:
             self.kv.grow(seq, seq.computed_tokens + tokens)
             self.kv.name(seq, min(seq.computed_tokens + tokens, seq.known_tokens))
@@ -222,6 +220,14 @@ class Scheduler:
             for seq in self.running.values()
             if seq.aggregated or seq in given
         }
+
+    def _decode(self, plan: StepPlan) -> None:
+        """Let every member of the aggregate decode in a step."""
+        decodes = self.decodes
+        plan.decodes = decodes.count
+        plan.context_tokens = decodes.context_tokens + decodes.count
+        plan.longest = decodes.longest()
+        self._advance_decodes(plan, 1)
 
     def _advance_decodes(self, plan: StepPlan, steps: int) -> None:
         """Allot the blocks of `steps` decode steps, name what becomes full, move the tick."""
@@ -373,6 +379,7 @@ class Scheduler:
         spec: dict[Sequence, int] = {}
         naming = limits.enable_prefix_caching
         decodes = verified = context = 0
+        contexts: list[int] = []
         for seq, tokens, more in wanted:
             if more > 0:
                 seq.blocks += more
@@ -391,6 +398,7 @@ class Scheduler:
                 decodes += 1
                 verified += tokens
                 context += upto
+                contexts.append(upto)
         plan.chunks = [(seq, tokens, seq.computed_tokens) for seq, tokens, _ in wanted]
         plan.scheduled = {seq: tokens for seq, tokens, _ in wanted}
         plan.spec = spec
@@ -399,8 +407,13 @@ class Scheduler:
             self._admit(plan, budget, left, pads=not prefilling, decoding=bool(wanted))
         elif decodes == len(wanted):
             plan.verifying = decodes, verified, context
+            plan.longest = self._longest(contexts)
         self._advance_walk(plan)
         return True
+
+    def _longest(self, contexts: list[int]) -> list[int]:
+        tail = self.decodes.tail
+        return sorted(contexts)[-tail:] if tail else []
 
     def _dissolve(self) -> list[Sequence]:
         """Give every decode its own counters back, as they stand before the next step."""
@@ -473,12 +486,13 @@ class Scheduler:
                 self._in_flight.unsettled = paused
             self.explicit += [seq for seq in paused if seq.status == RUNNING]
             self.explicit.sort(key=_serial)
+        plan.decodes += len(decoding)
+        plan.longest = self._longest([seq.computed_tokens + 1 for seq in decoding])
         finishing: list[Sequence] = []
         for seq in decoding:
             seq.computed_tokens += 1
             seq.placeholders = 1 if late else 0
             seq.scheduled_step = plan.number
-            plan.decodes += 1
             plan.context_tokens += seq.computed_tokens
             if seq.computed_tokens >= seq.last_position:
                 finishing.append(seq)

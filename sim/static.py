@@ -16,10 +16,10 @@ class StaticScheduler(Scheduler):
 
     streams = False
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, tail_sequences: int = 0) -> None:
         if limits.async_scheduling or limits.enable_prefix_caching or limits.spec_method:
             raise ValueError("a static batch knows no async scheduling, prefix cache or drafts")
-        super().__init__(limits)
+        super().__init__(limits, tail_sequences=tail_sequences)
         #: sequences that have waited their time for a full batch
         self._overdue: set[Sequence] = set()
 
@@ -34,11 +34,7 @@ class StaticScheduler(Scheduler):
         plan = StepPlan(self._number)
         self._number += 1
         if self.running:
-            plan.decodes = self.decodes.count
-            self._advance_decodes(plan, 1)
-            plan.context_tokens = self.decodes.context_tokens + sum(
-                seq.computed_tokens for seq in plan.finishing
-            )
+            self._decode(plan)
         elif self._due():
             self._fill(plan)
         if not plan.empty:

@@ -39,6 +39,7 @@ STEP_COLUMNS = (
     "decode_tokens",
     "decoded_tokens",
     "context_tokens",
+    "tail_tokens",
     "kv_blocks",
     "preemptions",
     "replica",
@@ -56,7 +57,8 @@ class Trace:
     steps : column name (`STEP_COLUMNS`) to int64 array, and `<part>_s` (`PARTS` of
         `servecast.costmodels.shape`) to float64 array: seconds of the interval by part.
         `decodes` sequences bring `decode_tokens` to each step (more than `decodes` where drafts are
-        verified) and get `decoded_tokens` over all of them.
+        verified) and get `decoded_tokens` over all of them; in the first step they read
+        `context_tokens` of KV, `tail_tokens` (`servecast.costmodels.shape`) of them more slowly.
         A row covers `steps` steps; `running`, `waiting` and `kv_blocks` are taken at its end,
         before its output is processed (with asynchronous scheduling after the next plan)
     gap_ns, gap_count : gaps between tokens of one sequence, as value and multiplicity

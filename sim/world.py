@@ -127,10 +127,14 @@ def simulate(
         if speculation is not None and draws is not None:
             speculator = Speculator(speculation, draws, cost)
         if static_batching:
-            scheduler = StaticScheduler(limits)
+            scheduler = StaticScheduler(limits, cost.tail_sequences)
         else:
             scheduler = Scheduler(
-                limits, aggregate=aggregate, private_runs=private_runs, drafting=speculator
+                limits,
+                aggregate=aggregate,
+                private_runs=private_runs,
+                drafting=speculator,
+                tail_sequences=cost.tail_sequences,
             )
         replica = Replica(
             env,

@@ -23,14 +23,19 @@ def shared() -> Path:
 
 
 class LinearCost:
-    """Seconds that grow with tokens and context: the simplest cost that a schedule can feel."""
+    """Seconds that grow with tokens and context, and the longest contexts: the simplest cost that
+    a schedule can feel."""
 
-    def __init__(self, base_s: float, token_s: float, context_s: float) -> None:
+    def __init__(
+        self, base_s: float, token_s: float, context_s: float, tail_sequences: int = 0
+    ) -> None:
         self.base_s, self.token_s, self.context_s = base_s, token_s, context_s
+        self.tail_sequences = tail_sequences
 
     def step(self, shape: StepShape) -> StepCost:
         tokens = sum(new for new, _ in shape.prefills) + shape.decode_tokens
         context = sum(new + old for new, old in shape.prefills) + shape.decode_context_tokens
+        context += shape.decode_tail_tokens
         return StepCost(
             gemm_s=self.base_s + self.token_s * tokens, attention_decode_s=self.context_s * context
         )
@@ -44,8 +49,11 @@ class LinearDecode:
         self.model, self.decodes = model, decodes
         self.fixed_s = model.base_s + model.token_s * decodes
 
-    def steps_ns(self, context_tokens: int, steps: int) -> list[int] | npt.NDArray[np.int64]:
+    def steps_ns(
+        self, context_tokens: int, steps: int, tail_tokens: int = 0
+    ) -> list[int] | npt.NDArray[np.int64]:
         fixed, slope, growth = self.fixed_s, self.model.context_s, self.decodes
+        context_tokens += tail_tokens
         if steps <= 4:
             return [
                 round((fixed + slope * (context_tokens + j * growth)) * NS_PER_S)
@@ -54,16 +62,15 @@ class LinearDecode:
         contexts = context_tokens + growth * np.arange(steps)
         return np.rint((fixed + slope * contexts) * NS_PER_S).astype(np.int64)
 
-    def cost(self, context_tokens: int) -> StepCost:
-        return StepCost(
-            gemm_s=self.fixed_s, attention_decode_s=self.model.context_s * context_tokens
-        )
+    def cost(self, context_tokens: int, tail_tokens: int = 0) -> StepCost:
+        context_s = self.model.context_s * (context_tokens + tail_tokens)
+        return StepCost(gemm_s=self.fixed_s, attention_decode_s=context_s)
 
 
 @pytest.fixture(scope="session")
 def linear_cost() -> LinearCost:
     """About an 8B model on a fast GPU; powers of two, so that sums are exact in any order."""
-    return LinearCost(2**-8, 2**-16, 2**-25)
+    return LinearCost(2**-8, 2**-16, 2**-25, 3)
 
 
 def make_table(

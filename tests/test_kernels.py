@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import small_csvs
 from typer.testing import CliRunner
 
 from servecast.calibration import aiconfigurator, llmservingsim
@@ -30,6 +31,7 @@ from servecast.costmodels.kernels import (
     Curve,
     Grid,
     Kernels,
+    Tail,
     Unpacking,
     experts_form_s,
     experts_met,
@@ -401,8 +403,8 @@ def test_a_damaged_profile_is_read_or_refused(
         ("gemm 16bit:", "gemm 17bit:", "not a family of kernels"),
         ("decode 16:", "decode abc:", "not a family of kernels"),
         ("residuals: [", "residuals: [0.0, ", "expected 20 residuals"),
-        ("tile_rows: 64", "tile_rows: 0", "expected 1 to 4096"),
-        ("tile_rows: 64", "tile_rows: [64]", "not a profile"),
+        ("tile_rows: 128", "tile_rows: 0", "expected 1 to 4096"),
+        ("tile_rows: 128", "tile_rows: [64]", "not a profile"),
         ("m: [1, 2,", "m: [2, 1,", "ascending"),
         ("      ", "      x ", "not a profile"),
     ],
@@ -580,11 +582,13 @@ def test_kernels_are_named_by_all_that_they_hold() -> None:
         repr(Kernels("x", decode={16: grid})),
         repr(Kernels("x", mixed={16: grid})),
         repr(Kernels("x", mixed={16: other})),
+        repr(Kernels("x", tail=Tail(64.0, {8: 1.0}, {}))),
+        repr(Kernels("x", tail=Tail(64.0, {8: 0.5}, {}))),
         repr(Kernels("x", unpacking=Unpacking(grid, grid, grid))),
         repr(Kernels("x", unpacking=Unpacking(grid, grid, other))),
         repr(Kernels("x", unpacking=Unpacking(other, grid, grid))),
     }
-    assert len(names) == 6
+    assert len(names) == 8
 
 
 def test_another_devices_profile_is_refused(tmp_path: Path) -> None:
@@ -740,27 +744,6 @@ def test_damaged_tables_of_aiconfigurator(tmp_path: Path, name: str) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match=rf"{name}_perf\.parquet: not a table"):
             aiconfigurator.fit_system(tmp_path, H100, "x")
-
-
-def small_csvs(folder: Path) -> Path:
-    split = folder / "RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1"
-    split.mkdir(parents=True)
-    dense = ["layer,tokens,time_us"]
-    for layer in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"):
-        dense += [f"{layer},{tokens},{100 + tokens}" for tokens in (1, 8, 64, 512)]
-    small = ("layernorm", "rotary_emb", "act_fn", "embedding")
-    dense += [f"{layer},{tokens},{tokens + 1}" for layer in small for tokens in (1, 512)]
-    (split / "dense.csv").write_text("\n".join(dense) + "\n")
-    head = [f"lm_head,{n},{1000 + n}" for n in (1, 8, 64)]
-    head += [f"sampler,{n},{20 + n}" for n in (1, 64)]
-    (split / "per_sequence.csv").write_text("\n".join(["layer,sequences,time_us", *head]) + "\n")
-    rows = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
-    rows += [f"{new},0,0,0,{10 + new}" for new in (16, 128, 1024)]
-    rows += [f"0,0,{n},{kv},{10 + n * kv / 1000}" for n in (1, 8, 64) for kv in (16, 1024)]
-    # Beside a prompt of 26 us, decodes of 18 and 76 us take twice as long.
-    rows += ["16,0,8,1024,62.384", "16,0,64,1024,177.072"]
-    (split / "attention.csv").write_text("\n".join(rows) + "\n")
-    return split
 
 
 def test_tables_of_llmservingsim(tmp_path: Path) -> None:

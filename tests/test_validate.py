@@ -23,6 +23,7 @@ from servecast.scenarios.cli import app
 from servecast.scenarios.validate import load_case, validate
 
 SHARED = Path(__file__).parents[1].parent / "shared/validation/llmservingsim"
+PROMPTS = SHARED.parents[1] / "traces/sharegpt/sharegpt-llama-3.1-8b-300-sps10_lengths.csv"
 
 SCENARIO = """
 name: small
@@ -225,19 +226,35 @@ def test_any_case_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
 # --- the shared runs, blind
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="shared measured runs not here")
-def test_the_rtx_4090_run_is_predicted_from_kernels_of_the_same_card(tmp_path: Path) -> None:
-    requests = SHARED / "RTX4090-Llama-3.1-8B/vllm/requests.jsonl"
+@pytest.mark.skipif(not PROMPTS.exists(), reason="shared measured runs not here")
+@pytest.mark.parametrize(
+    ("run", "profile", "engine", "tpot", "ttft"),
+    [
+        (
+            "RTX4090",
+            "rtx-4090",
+            "max_num_seqs: 256, max_model_len: 32768, num_gpu_blocks_override: 2588",
+            *(0.03, 0.05),
+        ),
+        ("RTXPRO6000", "rtx-pro-6000-llmservingsim", "max_num_seqs: 128", 0.02, 0.10),
+    ],
+)
+def test_a_run_is_predicted_from_kernels_of_the_same_card(
+    tmp_path: Path, run: str, profile: str, engine: str, tpot: float, ttft: float
+) -> None:
+    requests = SHARED / f"{run}-Llama-3.1-8B/vllm/requests.jsonl"
     (tmp_path / "s.yaml").write_text(
-        "name: replay\nmodel: meta-llama/Llama-3.1-8B\nhardware: rtx-4090\nprofile: rtx-4090\n"
-        "engine: {max_num_seqs: 256, max_num_batched_tokens: 2048, max_model_len: 32768, "
-        "gpu_memory_utilization: 0.9, num_gpu_blocks_override: 2588}\n"
-        f"workload: {{arrivals: {{kind: trace, path: {requests}}}, sampling: {{temperature: 0}}}}\n"
+        "name: replay\nmodel: meta-llama/Llama-3.1-8B\n"
+        f"hardware: {profile.removesuffix('-llmservingsim')}\nprofile: {profile}\n"
+        f"engine: {{{engine}, max_num_batched_tokens: 2048, gpu_memory_utilization: 0.9}}\n"
+        f"workload: {{arrivals: {{kind: trace, path: {PROMPTS}}}, sampling: {{temperature: 0}}}}\n"
     )
     path = tmp_path / "c.yaml"
     path.write_text(f"scenario: s.yaml\nmeasured: {{requests: {requests}}}\n")
     answer: dict[str, Any] = validate([load_case(path)])
     worst = {row["metric"]: abs(row["error"]) for row in answer["rows"]}
-    assert max(worst[f"tpot_s {stat}"] for stat in ("mean", "p50", "p99")) < 0.02
-    assert max(worst[f"ttft_s {stat}"] for stat in ("mean", "p50", "p99")) < 0.08
+    stats = ("mean", "p50", "p99")
+    assert max(worst[f"tpot_s {stat}"] for stat in stats) < tpot
+    assert max(worst[f"e2e_s {stat}"] for stat in stats) < 0.04
+    assert max(worst[f"ttft_s {stat}"] for stat in stats) < ttft
     assert answer["inside"] >= 0.85

@@ -335,7 +335,8 @@ def test_all_reduce_is_that_inside_one_node(tmp_path: Path) -> None:
     found = vidur.fit_system(system, A100, "x").all_reduce
     assert set(found) == {2, 4}
     assert found[2].sizes == (2048, 4096, 8192, 16384)
-    assert found[2].seconds == pytest.approx((2e-5, 3e-5, 3e-5, 5e-5))
+    # Never falling: half way between the most before and the least after.
+    assert found[2].seconds == pytest.approx((1.5e-5, 2e-5, 2e-5, 5e-5))
     assert found[4].seconds == pytest.approx((2e-5, 3e-5))
 
 
