@@ -43,6 +43,10 @@ EXPERT_DTYPES = {
 #: trained models.
 ROUTING = "power_law_1.01"
 
+#: Experts are not split over more: a node has no more devices, and slices of 16 numbers have
+#: kernels that nobody runs.
+MOST_RANKS = 8
+
 HEAD_DIM = 128
 KV_BITS = {"bfloat16": 16, "fp8": 8}
 
@@ -126,6 +130,7 @@ def _experts(path: Path, hardware: HardwareSpec) -> dict[str, Rows]:
     found = {}
     for dtypes, compute in EXPERT_DTYPES.items():
         usable = (table["moe_ep_size"] == 1) & (table["distribution"].astype(str) == ROUTING)
+        usable &= table["moe_tp_size"].astype(float) <= MOST_RANKS
         named = table["moe_dtype"].astype(str)
         rows = next((r for r in (usable & (named == name) for name in dtypes) if r.any()), None)
         if rows is None:
@@ -137,7 +142,7 @@ def _experts(path: Path, hardware: HardwareSpec) -> dict[str, Rows]:
         peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
         met = experts_met(m, experts, chosen)
         form, _ = experts_form_s(m, width, met, chosen, peak, bandwidth, WEIGHT_BITS[compute])
-        shape = {"rows": m * chosen / met, "width": width, "met": met}
+        shape = {"rows": m * chosen / met, "intermediate": inter / tensor, "met": met}
         models = np.unique(np.stack([hidden, inter, experts]), axis=1, return_inverse=True)[1]
         least_s = 3 * met * width * WEIGHT_BITS[compute] / 8 / bandwidth
         seconds = np.maximum(table["seconds"][rows].astype(float), least_s)

@@ -185,7 +185,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "gemm": {"m": TOKENS, "n": WIDTHS, "k": WIDTHS},
     "experts": {
         "rows": tuple(2.0 ** (power / 2) for power in range(29)),
-        "width": tuple(2.0 ** (power / 2) for power in range(34, 57)),
+        "intermediate": tuple(2.0 ** (power / 2) for power in range(8, 30)),
         "met": tuple(2.0 ** (power / 2) for power in range(21)),
     },
     "prefill": {
@@ -233,7 +233,8 @@ def fit_family(
         rows = rows.take((rows.shape["n"] >= narrowest) & (rows.shape["k"] >= narrowest))
     if not len(rows.seconds):
         raise InputError(f"no rows of {kind} kernels")
-    axes = _axes(kind, rows, few)
+    # What only one whole has is no coordinate of another.
+    axes = _axes(kind, rows, few if rows.whole is None else 0)
     left_out = held_out(rows, axes, along)
     return Family(
         grid=fit_grid(rows, axes),

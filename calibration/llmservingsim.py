@@ -166,7 +166,8 @@ def _add_experts(found: Columns, path: Path, model: ModelSpec, tensor: int) -> N
             tokens=tokens,
             met=met,
             chosen=model.moe.experts_per_token,
-            width=model.hidden_size * model.moe.intermediate_size / tensor,
+            hidden=model.hidden_size,
+            intermediate=model.moe.intermediate_size / tensor,
             seconds=time_us / 1e6,
         )
 
@@ -326,17 +327,17 @@ def _decode_rows(found: Columns, hardware: HardwareSpec) -> Rows:
 
 
 def _expert_rows(found: Columns, hardware: HardwareSpec) -> Rows:
-    own = _columns(found, ("tokens", "width", "met", "chosen"))
+    own = _columns(found, ("tokens", "hidden", "intermediate", "met", "chosen"))
     form, _ = experts_form_s(
         own["tokens"],
-        own["width"],
+        own["hidden"] * own["intermediate"],
         own["met"],
         own["chosen"],
         hardware.peak_flops_per_s(),
         hardware.memory_bandwidth_bytes_per_s,
     )
     rows = own["tokens"] * own["chosen"] / own["met"]
-    shape = {"rows": rows, "width": own["width"], "met": own["met"]}
+    shape = {"rows": rows, "intermediate": own["intermediate"], "met": own["met"]}
     return Rows(shape, np.array(found["seconds"], float), form)
 
 

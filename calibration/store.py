@@ -37,7 +37,7 @@ STEPS = 100
 #: Axes of each family's grid.
 AXES = {
     "gemm": ("m", "n", "k"),
-    "experts": ("rows", "width", "met"),
+    "experts": ("rows", "intermediate", "met"),
     "prefill": ("new", "heads", "group"),
     "decode": ("sequences", "context", "kv_heads", "group"),
     "mixed": ("new", "streams", "context", "group"),

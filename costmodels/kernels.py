@@ -212,7 +212,8 @@ class Unpacking:
 
     def factor(self, m: FloatArray, n: float, k: float) -> FloatArray:
         """Over the form with the bits that are stored."""
-        found = self.experts.factor(m, n * k, UNPACKED_EXPERTS)
+        # The narrower side stands for what lies between an expert's matrices.
+        found = self.experts.factor(m, min(n, k), UNPACKED_EXPERTS)
         if self.own is not None and self.theirs is not None:
             found = found * self.own.factor(m, n, k) / self.theirs.factor(m, n, k)
         return found
@@ -232,7 +233,7 @@ class Kernels(Beside):
     tiles : rows of such matrices that are computed together, whether there are so many or fewer;
         1 where not given
     experts : likewise, all matrices of a mixture together: axes rows (tokens of an expert that is
-        met), width (numbers of one of its matrices, hidden x intermediate), experts met
+        met), intermediate (numbers between its matrices), experts met
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
     mixed : by bits of a KV number: decodes beside a prompt, in one kernel, over the same decodes
@@ -378,7 +379,7 @@ class Kernels(Beside):
             hardware.memory_bandwidth_bytes_per_s,
             weight_bits,
         )
-        seconds = form * grid.factor(m * chosen / met, width, met)
+        seconds = form * grid.factor(m * chosen / met, float(intermediate), met)
         return through(m, self._slowness("moe", by_flops) * seconds, dips=True)
 
     def decode_lines(

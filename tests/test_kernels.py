@@ -825,11 +825,11 @@ def test_experts_of_a_model_left_out_are_predicted_from_the_others() -> None:
     width, experts = np.array([2e6, 4e6, 8e6])[model], np.array([64.0, 128.0, 64.0])[model]
     met = experts_met(m, experts, 8.0)
     form, _ = experts_form_s(m, width, met, 8.0, 1e15, 3e12)
-    shape = {"rows": m * 8.0 / met, "width": width, "met": met}
+    shape = {"rows": m * 8.0 / met, "intermediate": width / 4096, "met": met}
     family = fit_family("experts", Rows(shape, 1.5 * form, form, model))
     assert family.rows == 900
     assert family.p95 < 0.01
-    assert family.grid.factor(4.0, 4e6, 32.0)[0] == pytest.approx(1.5)
+    assert family.grid.factor(4.0, 1024.0, 32.0)[0] == pytest.approx(1.5)
 
 
 def test_measured_experts_are_both_matrices_once(tmp_path: Path) -> None:
