@@ -19,7 +19,12 @@ FEW = 64
 
 #: What is left out to see how good a fit is: between a model's own widths and heads, all of which
 #: were measured, nothing has to be guessed.
-ALONG = {"gemm": ("m",), "decode": ("sequences", "context"), "prefill": ("new",)}
+ALONG = {
+    "gemm": ("m",),
+    "decode": ("sequences", "context"),
+    "prefill": ("new",),
+    "packed": ("new", "context"),
+}
 
 #: Points that a family needs, or its grid says nothing.
 FEWEST = 4

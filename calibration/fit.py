@@ -199,6 +199,11 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
         "kv_heads": (1, 2, 4, 8),
         "group": (1, 2, 4, 5, 8, 12, 16),
     },
+    "packed": {
+        "new": tuple(2.0**power for power in range(15)),
+        "context": tuple(2.0**power for power in range(4, 22)),
+        "heads": (1, 2, 4, 8, 16, 32, 64),
+    },
     "mixed": {
         "new": (16, 128, 512, 1024, 2048),
         "streams": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),

@@ -65,6 +65,10 @@ FINE_CONTEXTS = (16, 128, 256, 1024, 2048, 8192, 16384, 32768)
 COARSE_NEW = (16, 64, 256, 1024, 4096)
 FINE_NEW = (32, 128, 512, 2048, 8192)
 
+#: Keys of a whole batch, where it attends as one.
+COARSE_PACKED = (64, 1024, 16384)
+FINE_PACKED = (256, 4096, 32768, 65536)
+
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 QUERY_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)
 
@@ -120,6 +124,7 @@ class Target:
     block_size : of the main attention rows
     largest_m : tokens of a step
     most_sequences, longest : what will run together, and its contexts at most
+    packed : batches attend as one, masked
     """
 
     models: tuple[ModelSpec, ...]
@@ -130,6 +135,7 @@ class Target:
     splits: tuple[int, ...] = SPLITS
     most_sequences: int = 1024
     longest: int = 1 << 20
+    packed: bool = False
 
     @property
     def dtype(self) -> str:
@@ -151,10 +157,8 @@ def coarse(target: Target) -> list[Point]:
     return _in_turn(
         [
             list(_gemms(target, tokens)),
-            list(_decodes(target, COARSE_SEQUENCES, COARSE_CONTEXTS)),
-            list(_prefills(target, COARSE_NEW)),
+            *_attention(target),
             list(_small(target)),
-            list(_compared(target)),
             list(_device(target)),
         ]
     )
@@ -164,11 +168,28 @@ def fine(target: Target) -> list[Point]:
     """Points between and beyond the coarse ones."""
     tokens = [m for m in FINE_TOKENS if m < target.largest_m]
     sequences = (*COARSE_SEQUENCES, *FINE_SEQUENCES)
+    if target.packed:
+        keys = (*COARSE_PACKED, *FINE_PACKED)
+        return [
+            *_gemms(target, tokens),
+            *_packed(target, COARSE_NEW, FINE_PACKED),
+            *_packed(target, FINE_NEW, keys),
+        ]
     return [
         *_gemms(target, tokens),
         *_decodes(target, sequences, FINE_CONTEXTS),
         *_decodes(target, FINE_SEQUENCES, COARSE_CONTEXTS),
         *_prefills(target, FINE_NEW),
+    ]
+
+
+def _attention(target: Target) -> list[list[Point]]:
+    if target.packed:
+        return [list(_packed(target, (1, 4, *COARSE_NEW), COARSE_PACKED))]
+    return [
+        list(_decodes(target, COARSE_SEQUENCES, COARSE_CONTEXTS)),
+        list(_prefills(target, COARSE_NEW)),
+        list(_compared(target)),
     ]
 
 
@@ -285,6 +306,25 @@ def _prefills(target: Target, news: Sequence[int]) -> Iterator[Point]:
                 yield prefill_point(target, heads, new)
 
 
+def packed_point(target: Target, heads: Mapping[str, int], new: int, context: int) -> Point:
+    """All queries of a batch over all its keys."""
+    flops = 4.0 * heads["heads"] * heads["head_dim"]
+    peak = target.hardware.peak_flops_per_s()
+    form = prefill_form_s(np.array(float(new * context)), flops, peak)
+    request = {"op": "packed", "new": new, "context": context, "dtype": target.dtype, **heads}
+    shape = {"new": new, "context": context, "heads": heads["heads"]}
+    return Point(f"packed {target.bits}", request, shape, "context", float(form))
+
+
+def _packed(target: Target, news: Sequence[int], contexts: Sequence[int]) -> Iterator[Point]:
+    most = target.longest * target.most_sequences
+    for context in contexts:
+        for new in news:
+            if new <= min(context, target.largest_m) and context <= most:
+                for heads in heads_of(target):
+                    yield packed_point(target, heads, new, context)
+
+
 def small_requests(
     model: ModelSpec, tensor: int, tokens: int, target: Target
 ) -> list[dict[str, Any]]:
@@ -394,15 +434,18 @@ def layer_requests(
         if matrix.copies == 1
     ]
     heads = heads_of(target)[:1]
-    attention = [
-        decode_point(target, own, tokens, context).request
-        if tokens <= target.most_sequences
-        else prefill_point(target, own, tokens).request
-        for own in heads
-    ]
+    attention = [_own_attention(target, own, tokens, context).request for own in heads]
     return [
         dict(part) for part in (*matrices, *attention, *small_requests(model, 1, tokens, target))
     ]
+
+
+def _own_attention(target: Target, heads: Mapping[str, int], tokens: int, context: int) -> Point:
+    if target.packed:
+        return packed_point(target, heads, tokens, tokens * context)
+    if tokens <= target.most_sequences:
+        return decode_point(target, heads, tokens, context)
+    return prefill_point(target, heads, tokens)
 
 
 def _experts(model: ModelSpec, target: Target) -> Iterator[Point]:

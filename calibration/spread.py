@@ -72,8 +72,10 @@ def step_spread(
     for group in groups:
         sigma = _sigma(profile, f"experts {kernel_type(model, group)}")
         variance += (parts_s.get("moe_s", 0.0) / total * sigma) ** 2
+    bits = round(kv_bits)
     for part, kind in ATTENTION.items():
-        sigma = _sigma(profile, f"{kind} {round(kv_bits)}")
+        packed = f"packed {bits}"
+        sigma = _sigma(profile, packed if packed in profile.families else f"{kind} {bits}")
         variance += (parts_s.get(part, 0.0) / total * sigma) ** 2
     spread = np.hypot(Z90 * np.sqrt(variance), MODEL_SPREAD)
     if borrowed:

@@ -40,6 +40,7 @@ AXES = {
     "experts": ("rows", "intermediate", "met"),
     "prefill": ("new", "heads", "group"),
     "decode": ("sequences", "context", "kv_heads", "group"),
+    "packed": ("new", "context", "heads"),
     "mixed": ("new", "streams", "context", "group"),
 }
 
@@ -127,6 +128,7 @@ class KernelProfile(Beside):
             experts=of("experts"),
             prefill={int(bits): grid for bits, grid in of("prefill").items()},
             decode={int(bits): grid for bits, grid in of("decode").items()},
+            packed={int(bits): grid for bits, grid in of("packed").items()},
             mixed={int(bits): grid for bits, grid in of("mixed").items()},
             **{own.name: getattr(self, own.name) for own in fields(Beside)},
         )
@@ -248,7 +250,7 @@ def _small(value: Any) -> float:
 
 def _family(name: str, row: Mapping[str, Any]) -> Family:
     kind, _, key = name.partition(" ")
-    bits = kind in ("prefill", "decode", "mixed")
+    bits = kind in ("prefill", "decode", "packed", "mixed")
     if kind not in AXES or not (key.isdigit() if bits else key in WEIGHT_BITS):
         raise ValueError(f"{name}: not a family of kernels")
     axes = tuple(_axis(row["axes"][axis]) for axis in AXES[kind])

@@ -236,6 +236,8 @@ class Kernels(Beside):
         met), intermediate (numbers between its matrices), experts met
     prefill : by bits of a KV number: axes new tokens, heads, query heads a KV head
     decode : by bits of a KV number: axes sequences, context, KV heads, query heads a KV head
+    packed : by bits of a KV number: all queries of a step over all its keys, masked, in place of
+        the two above: axes new tokens, context, heads
     mixed : by bits of a KV number: decodes beside a prompt, in one kernel, over the same decodes
         alone: axes new tokens of the prompt, KV heads of all sequences that decode, context, query
         heads a KV head
@@ -251,6 +253,7 @@ class Kernels(Beside):
     experts: Mapping[str, Grid] = field(default_factory=dict)
     prefill: Mapping[int, Grid] = field(default_factory=dict)
     decode: Mapping[int, Grid] = field(default_factory=dict)
+    packed: Mapping[int, Grid] = field(default_factory=dict)
     mixed: Mapping[int, Grid] = field(default_factory=dict)
     unpacking: Unpacking | None = None
     scale: float = 1.0
@@ -259,7 +262,7 @@ class Kernels(Beside):
     def __repr__(self) -> str:
         """Short, and other for other figures: results are kept by it."""
         digest = sha256()
-        families = ("gemm", "experts", "prefill", "decode", "mixed")
+        families = ("gemm", "experts", "prefill", "decode", "packed", "mixed")
         grids: dict[str, Grid | None] = {
             f"{kind} {key}": grid for kind in families for key, grid in getattr(self, kind).items()
         }
@@ -416,6 +419,19 @@ class Kernels(Beside):
         cold = float(grid.factor(many, long, heads, group)[0])
         read_s = sequences * context * token_bytes / bandwidth
         return through(context * sequences, scale * np.maximum(form * factor, read_s * cold))
+
+    def packed_lines(
+        self, hardware: HardwareSpec, kv_bits: float, new: int, heads: int, pair_flops: float
+    ) -> Lines | None:
+        """Seconds of one layer for `new` queries by the keys of the whole step; None where no
+        engine that attends so was measured."""
+        grid = self.packed.get(round(kv_bits))
+        if grid is None:
+            return None
+        context = between(grid.axes[1])
+        form = prefill_form_s(new * context, pair_flops, hardware.peak_flops_per_s())
+        slow = self.slowness("attention_prefill_flops")
+        return through(context, slow * form * grid.factor(float(new), context, float(heads)))
 
     def mixed_grid(self, kv_bits: float, group: float) -> Grid | None:
         """How much longer decodes take in one kernel with a prompt, by its new tokens, KV heads of

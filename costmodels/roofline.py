@@ -143,6 +143,7 @@ class Roofline:
         self._by_sampled: dict[int, tuple[float, float, float, float, float]] = {}
         self._by_decodes: dict[int, RooflineDecode] = {}
         self._by_sequences: dict[tuple[int, int], Lines] = {}
+        self._by_queries: dict[int, Lines | None] = {}
 
     def step(self, shape: StepShape) -> StepCost:
         """Cost of any step that has at least one token."""
@@ -176,6 +177,14 @@ class Roofline:
                 decode_s += tail * self.tail_token_s(decodes, bool(prefills))
             flops += decode_flops
             moved += decode_bytes
+        if prefills:
+            packed = self._packed_lines(tokens)
+            if packed is not None:
+                # Where a step attends as one, its tokens share what it takes.
+                read = context + sum(new + before for new, before in prefills)
+                packed_s = self._together(tokens) * self._attention.full_layers * packed.at(read)
+                decode_s = packed_s * decode_tokens / tokens
+                prefill_s = packed_s - decode_s
         device_s = gemm_s + prefill_s + decode_s + moe_s + collective_s + sampling_s
         host_s = self.host_s(decodes + len(prefills), device_s)
         return StepCost(
@@ -231,6 +240,18 @@ class Roofline:
         return self._measured.prefill_lines(
             self.hardware, self._kv.bits, heads, group, self._attention.pair_flops
         )
+
+    def _packed_lines(self, tokens: int) -> Lines | None:
+        """One layer's attention of a step by its keys, where all queries meet all of them."""
+        if self._measured is None or not self._measured.packed or self.model.mla is not None:
+            return None
+        found = self._by_queries.get(tokens)
+        if found is None:
+            heads = self.model.num_attention_heads // self.parallel.tensor
+            found = self._by_queries[tokens] = self._measured.packed_lines(
+                self.hardware, self._kv.bits, tokens, heads, self._attention.pair_flops
+            )
+        return found
 
     def _mixed_grid(self) -> Grid | None:
         if self._measured is None or self.model.mla is not None:
@@ -405,7 +426,7 @@ class Roofline:
             return None
         heads = kv_heads(model, tensor)
         group = model.num_attention_heads // tensor / heads
-        layer = self._measured.decode_lines(
+        layer = self._packed_lines(decode_tokens) or self._measured.decode_lines(
             self.hardware,
             self._kv.bits,
             decodes,

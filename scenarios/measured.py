@@ -245,9 +245,9 @@ def _uncovered(
     if model.mla is not None:
         yield "latent attention"
     else:
-        if round(kv.bits) not in kernels.decode:
+        if round(kv.bits) not in {*kernels.decode, *kernels.packed}:
             yield f"attention over {kv.name} KV"
-        if round(kv.bits) not in kernels.prefill:
+        if round(kv.bits) not in {*kernels.prefill, *kernels.packed}:
             yield f"prompts over {kv.name} KV"
     if model.linear is not None:
         yield "recurrent layers"

@@ -61,7 +61,11 @@ CPU_POOL_BYTES = GIB
 #: Blocks of a null model.
 NULL_BLOCKS = 1024
 
-#: Times that a load is served where an engine tells its steps, of which that with the shortest
+#: Of transformers' scheduler: blocks that it leaves free for those that decode (`safety_margin` of
+#: its FIFO scheduler).
+SAFETY_MARGIN = 0.15
+
+#: Times that a load is served, of which that with the shortest
 #: steps counts: other work on the machine makes some a third longer, and none shorter.
 REPLAYS = 5
 
@@ -98,7 +102,7 @@ def validate_real(
     chosen = real.profile
     if chosen is not None and chosen.endswith((".yaml", ".yml")):
         chosen = os.path.abspath(chosen)
-    asked = [with_pool(load_scenario(path)) for path in scenarios]
+    asked = [as_served(load_scenario(path), real.engine) for path in scenarios]
     for loaded in asked:
         setup = set_up(loaded)
         profile_of(chosen, setup.hardware)
@@ -173,6 +177,7 @@ def profile_for(loaded: LoadedScenario, real: Real, tell: Tell | None = None) ->
         (setup.parallel.tensor,),
         int(setup.engine["max_num_seqs"]),
         int(setup.engine["max_model_len"]),
+        packed=real.engine == "transformers",
     )
     campaign = Campaign(
         device="cpu" if setup.hardware.kind == "cpu" else "cuda:0",
@@ -188,17 +193,19 @@ def profile_for(loaded: LoadedScenario, real: Real, tell: Tell | None = None) ->
     return profile
 
 
-def with_pool(loaded: LoadedScenario) -> LoadedScenario:
-    """The scenario with as many KV blocks as the engine will be given.
+def as_served(loaded: LoadedScenario, engine: str) -> LoadedScenario:
+    """The scenario with what the engine will be given, or does of itself.
 
     On a CPU the pool is what the environment says, not what is left of the memory.
     """
     setup = set_up(loaded)
-    if setup.engine["num_gpu_blocks_override"] is not None or setup.hardware.kind != "cpu":
-        return loaded
-    blocks = max(1, int(CPU_POOL_BYTES // setup.plan.block_bytes))
-    engine = loaded.scenario.engine.model_copy(update={"num_gpu_blocks_override": blocks})
-    return replace(loaded, scenario=loaded.scenario.model_copy(update={"engine": engine}))
+    changes: dict[str, Any] = {}
+    if setup.engine["num_gpu_blocks_override"] is None and setup.hardware.kind == "cpu":
+        changes["num_gpu_blocks_override"] = max(1, int(CPU_POOL_BYTES // setup.plan.block_bytes))
+    if engine == "transformers":
+        changes |= {"watermark": SAFETY_MARGIN, "enforce_eager": True, "async_scheduling": False}
+    options = loaded.scenario.engine.model_copy(update=changes)
+    return replace(loaded, scenario=loaded.scenario.model_copy(update={"engine": options}))
 
 
 def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
@@ -219,7 +226,7 @@ def serve_for_real(loaded: LoadedScenario, engine: str, python: str) -> Served:
         "flags": _flags(setup, engine, blocks),
         "environment": _environment(setup, blocks * deployment.memory.block_bytes),
         "loads": [_load(table, setup.model.vocab_size) | {"sampling": asdict(setup.sampling)}]
-        * (REPLAYS if engine == "vllm" else 1),
+        * REPLAYS,
     }
     answer = engines.serve(python, job)
     load = min(answer["loads"], key=_step_s)

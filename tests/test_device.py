@@ -4,6 +4,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from servecast.calibration.shapes import Point, Target, coarse, fine
 from servecast.calibration.store import load_profile, profile_text
 from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.errors import InputError
+from servecast.costmodels.kv_format import KvFormat
+from servecast.costmodels.roofline import Roofline
+from servecast.costmodels.shape import StepShape
 from servecast.scenarios.cli import app
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -100,6 +104,30 @@ def test_a_chunk_sees_what_came_before_it(new: int, before: int, group: int) -> 
 def test_a_context_shorter_than_its_queries_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter than 3 queries"):
         attention.random_paged([5, 2], heads=1, kv_heads=1, head_dim=16, block_size=8, query_len=3)
+    with pytest.raises(ValueError, match="2 keys are fewer than 3 queries"):
+        attention.random_packed(3, 2, heads=1, kv_heads=1, head_dim=16)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(1, 12), st.sampled_from([1, 2]), st.sampled_from([1, 3]))
+def test_a_packed_batch_keeps_its_sequences_apart(
+    new: int, each: int, kv_heads: int, group: int
+) -> None:
+    context = new * each
+    operands = attention.random_packed(
+        new, context, heads=kv_heads * group, kv_heads=kv_heads, head_dim=16
+    )
+    keys, values = operands.cache.clone()
+    keys[operands.slots], values[operands.slots] = operands.fresh
+    found = attention.packed(operands)
+    for at in range(new):
+        # A query's own keys stand in a row, wherever in the cache they lie.
+        own = operands.read[at * each : (at + 1) * each]
+        for head in range(kv_heads * group):
+            seen = keys[own, head // group].double()
+            scores = seen @ operands.query[0, head, at].double() / 4.0
+            expected = scores.softmax(0) @ values[own, head // group].double()
+            assert torch.allclose(found[0, head, at].double(), expected, atol=1e-5)
 
 
 # ---------------------------------------------------------------- operators
@@ -115,6 +143,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"op": "prefill", "new": 16, "context": 8, **SHAPE, "dtype": "float32"},
     {"op": "decode", "sequences": 2, "context": 33, "block_size": 16, **SHAPE, "dtype": "float32"},
     {"op": "decode", "contexts": [5, 60], "block_size": 16, **SHAPE, "dtype": "float32"},
+    {"op": "packed", "new": 5, "context": 33, **SHAPE, "dtype": "float32"},
     *({"op": op, **SHAPE, "dtype": "float32"} for op in ("norm", "rope", "activation", "kv_write")),
     {"op": "embedding", **SHAPE, "vocab": 100, "dtype": "float32"},
     {"op": "sampling", "tokens": 2, "vocab": 200, "dtype": "float32"},
@@ -274,6 +303,8 @@ class _Law(measuring.Worker):
             return 1e-6 * (5 + tokens / request["block_size"] ** 0.1)
         if request["op"] == "prefill":
             return 1e-6 * (4 + float(request["new"]) ** 1.5)
+        if request["op"] == "packed":
+            return 1e-6 * (4 + float(request["new"]) ** 0.8 * float(request["context"]) / 50)
         return 1e-5 * request.get("tokens", 1)
 
 
@@ -298,6 +329,34 @@ def test_a_law_comes_out_of_its_profile(tmp_path: Path) -> None:
     write_rows(found, profile, rows)
     back = read_rows(rows)
     assert np.allclose(back["gemm 32bit"]["fitted_s"], back["gemm 32bit"]["seconds"], rtol=0.01)
+
+
+def test_a_law_of_whole_batches_comes_out_of_its_profile(tmp_path: Path) -> None:
+    """Of an engine that attends a batch at once: no other attention is measured."""
+    law, target = _Law(), replace(TARGET, packed=True)
+    points = [*coarse(target), *fine(target)]
+    assert not {p.family for p in points} & {"decode 32", "prefill 32", "block_size", "skew"}
+    found = measure(law, coarse(target), fine(target), 60.0)
+    profile = device_profile(found, HARDWARE, "law", "2026-11-29")
+    assert set(profile.families) == {"gemm 32bit", "packed 32"}
+    path = tmp_path / "law.yaml"
+    path.write_text(profile_text(profile))
+    kernels = load_profile(str(path)).kernels()
+    for new, context in ((1, 64), (7, 3000), (64, 1024), (512, 16384)):
+        lines = kernels.packed_lines(HARDWARE, 32, new, 8, 4.0 * 8 * TINY.head_dim)
+        assert lines is not None
+        expected = law.seconds({"op": "packed", "new": new, "context": context})
+        assert lines.at(context) == pytest.approx(expected, rel=0.1)
+    # What the law says of whole layers is not what it says of their parts.
+    kernels = replace(kernels, whole_factor={})
+    cost = Roofline(model=TINY, hardware=HARDWARE, measured=kernels, kv=KvFormat("float32", 32.0))
+    step = cost.step(StepShape(((64, 30),), 3, 3, 900, 4))
+    expected = TINY.num_layers * law.seconds({"op": "packed", "new": 67, "context": 994})
+    assert step.attention_prefill_s + step.attention_decode_s == pytest.approx(expected, rel=0.1)
+    assert step.attention_decode_s == pytest.approx(step.attention_prefill_s * 3 / 64)
+    alone = cost.decode(3).cost(900).attention_decode_s
+    expected = TINY.num_layers * law.seconds({"op": "packed", "new": 3, "context": 900})
+    assert alone == pytest.approx(expected, rel=0.1)
 
 
 def test_more_is_measured_where_neighbours_disagree() -> None:

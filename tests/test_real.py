@@ -101,7 +101,7 @@ def test_a_step_is_priced_as_the_simulation_prices_it(profile: str) -> None:
 
 def _job(tmp_path: Path, *overrides: str) -> dict[str, Any]:
     """What an engine would be started with."""
-    loaded = real.with_pool(load_scenario(REPLAY, list(overrides)))
+    loaded = real.as_served(load_scenario(REPLAY, list(overrides)), "vllm")
     seen: dict[str, Any] = {}
 
     def serve(python: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +128,112 @@ def test_an_engine_gets_the_scenario(tmp_path: Path) -> None:
     requests = job["loads"][0]["requests"]
     assert len(requests) == 60
     assert [len(r["prompt"]) for r in requests] != [len(requests[0]["prompt"])] * 60
+
+
+def test_transformers_is_predicted_as_it_is() -> None:
+    """Eager, one step after another, with blocks left free for those that decode."""
+    loaded = real.as_served(load_scenario(REPLAY), "transformers")
+    engine = loaded.scenario.engine
+    assert (engine.watermark, engine.enforce_eager, engine.async_scheduling) == (0.15, True, False)
+    assert engine.num_gpu_blocks_override == 2**30 // (32 * 4 * 2 * 2 * 64 * 4)
+
+
+#: Stands for Hugging Face transformers: its continuous batching as far as the engine looks at it.
+TRANSFORMERS = {
+    "transformers/__init__.py": """
+import threading, types
+from . import generation
+__version__ = "5.x"
+
+class GenerationConfig:
+    def __init__(self, **settings): pass
+
+class AutoConfig:
+    for_model = staticmethod(lambda **config: types.SimpleNamespace(**config))
+
+class State:
+    def __init__(self, name, prompt, wanted):
+        self.request_id, self.initial_tokens, self.wanted = name, prompt, wanted
+        self.position_offset, self.generated_tokens = 0, []
+    def is_finished(self):
+        return len(self.generated_tokens) == self.wanted
+
+class Manager:
+    def __init__(self):
+        self.queue, self.done = [], []
+        cache = types.SimpleNamespace(compute_free_capacity=lambda: 0.75,
+                                      evict_cached_blocks=lambda: True)
+        self.batch_processor = types.SimpleNamespace(
+            cache=cache, inputs_and_outputs=types.SimpleNamespace(requests_in_batch=[]),
+            scheduler=types.SimpleNamespace(active_requests={}, waiting_requests={}))
+        self.alive = True
+    def add_request(self, prompt, request_id, max_new_tokens, streaming):
+        self.queue.append(State(request_id, prompt, max_new_tokens))
+    def get_result(self, timeout):
+        return self.done.pop(0) if self.done else None
+    def is_running(self):
+        return self.alive
+    def start(self):
+        def loop():
+            while self.alive:
+                self._generation_loop_body(self.batch_processor, bootstrapping=False)
+        threading.Thread(target=loop, daemon=True).start()
+    def _generation_loop_body(self, processor, bootstrapping):
+        if self.queue:
+            processor.inputs_and_outputs.requests_in_batch = batch = []
+            for state in self.queue:
+                new = 1 if state.position_offset else len(state.initial_tokens)
+                state.position_offset += new
+                batch.append(types.SimpleNamespace(state=state, query_length=new))
+            self._generation_step()
+            for state in list(self.queue):
+                state.generated_tokens.append(1)
+                self.done.append(types.SimpleNamespace(
+                    request_id=state.request_id, generated_tokens=list(state.generated_tokens),
+                    is_finished=lambda over=state.is_finished(): over))
+                if state.is_finished():
+                    self.queue.remove(state)
+        return True
+    def _generation_step(self):
+        pass
+    def stop(self, block):
+        self.alive = False
+
+class Model:
+    def eval(self): return self
+    def init_continuous_batching(self, **settings): return Manager()
+
+class AutoModelForCausalLM:
+    from_config = staticmethod(lambda config, dtype: Model())
+""",
+    "transformers/generation.py": "class ContinuousBatchingConfig:\n"
+    "    def __init__(self, **settings): pass\n",
+}
+
+
+def test_transformers_tells_its_steps(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    for name, text in TRANSFORMERS.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    python = tmp_path / "python"
+    words = f'PYTHONPATH="{tmp_path}:$PYTHONPATH" exec "{sys.executable}" "$@"'
+    python.write_text(f"#!/bin/sh\n{words}\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    flags = {"max_model_len": 64, "block_size": 32, "num_gpu_blocks_override": 9}
+    flags |= {"max_num_batched_tokens": 64, "max_num_seqs": 4, "enable_prefix_caching": True}
+    load = {"requests": [{"arrival_s": 0.0, "prompt": [3] * 7, "output_tokens": 3}]}
+    job = {"engine": "transformers", "config": {}, "flags": flags, "loads": [load, load]}
+    answer = engines.serve(str(python), job)
+    assert answer["engine"] == "transformers 5.x" and answer["blocks"] == 9
+    for served in answer["loads"]:
+        steps = served["steps"]
+        assert [step["prefills"] for step in steps] == [[[7, 0]], [], []]
+        assert [step["context"] for step in steps] == [0, 8, 9]
+        assert [step["decodes"] for step in steps] == [0, 1, 1]
+        assert all(step["kv_share"] == 0.25 and step["wall_s"] > 0 for step in steps)
+        assert served["requests"][0]["tokens"] == 3
 
 
 def test_texts_are_equal_where_the_load_says_so() -> None:
@@ -272,7 +378,7 @@ def test_fast_forward_is_the_stepped_run_with_a_measured_host(profile: str) -> N
 
 
 def test_the_replay_of_the_library_completes() -> None:
-    loaded = real.with_pool(load_scenario(REPLAY))
+    loaded = real.as_served(load_scenario(REPLAY), "vllm")
     deployment = build(loaded)
     table = build_requests(loaded.scenario, REPLAY.parent, 0, lambda line: None)
     trace = deployment.simulate(table).trace

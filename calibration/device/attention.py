@@ -123,6 +123,80 @@ def reference(paged: Paged) -> Any:
     return out
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Operands of one call for a whole batch in one row, as engines without a kernel for paged
+    attention have it: every query meets the keys of all sequences, and a mask keeps them apart.
+
+    Attributes
+    ----------
+    query : (1, heads, new, head_dim)
+    fresh : (2, new, kv_heads, head_dim), keys and values of the new tokens
+    cache : (2, slots, kv_heads, head_dim)
+    slots : (new,), where the new tokens go
+    read : (context,), slots of all sequences, new tokens included
+    mask : (1, 1, new, context), added to the scores
+    """
+
+    query: Any
+    fresh: Any
+    cache: Any
+    slots: Any
+    read: Any
+    mask: Any
+
+
+def random_packed(
+    new: int,
+    context: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: Any = torch.float32,
+    device: Any = "cpu",
+) -> Packed:
+    """Fresh random operands; each query sees an equal share of the keys, in a row.
+
+    Raises ValueError for fewer keys than queries.
+    """
+    if context < new:
+        raise ValueError(f"{context} keys are fewer than {new} queries")
+
+    def numbers(*shape: int) -> Any:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    seen = torch.arange(context, device=device) * new // context
+    apart = seen != torch.arange(new, device=device)[:, None]
+    mask = torch.zeros(new, context, dtype=dtype, device=device)
+    mask.masked_fill_(apart, torch.finfo(dtype).min)
+    order = torch.randperm(context, device=device)
+    return Packed(
+        query=numbers(1, heads, new, head_dim),
+        fresh=numbers(2, new, kv_heads, head_dim),
+        cache=numbers(2, context, kv_heads, head_dim),
+        slots=order[:new],
+        read=order,
+        mask=mask[None, None],
+    )
+
+
+def packed(operands: Packed) -> Any:
+    """(1, heads, new, head_dim): new keys and values are written, all are read, and repeated for
+    each query head, as SDPA with a mask has no grouped heads on every device."""
+    group = operands.query.shape[1] // operands.cache.shape[2]
+    keys, values = (
+        side.index_copy_(0, operands.slots, fresh)
+        .index_select(0, operands.read)
+        .transpose(0, 1)
+        .unsqueeze(0)
+        for side, fresh in zip(operands.cache, operands.fresh, strict=True)
+    )
+    if group > 1:
+        keys, values = (side.repeat_interleave(group, dim=1) for side in (keys, values))
+    return scaled_dot_product_attention(operands.query, keys, values, attn_mask=operands.mask)
+
+
 def prefill(query: Any, keys: Any, values: Any) -> Any:
     """A chunk (1, heads, new, head_dim) over all of (1, kv_heads, context + new, head_dim)."""
     new, length = query.shape[2], keys.shape[2]

@@ -3,7 +3,7 @@
 A job in JSON on its input: `engine` ("vllm" or "transformers"), `config` (a Hugging Face
 configuration; weights are random), `flags`, `environment`, and `loads`: lists of requests with
 `arrival_s`, `prompt` (token ids) and `output_tokens`, or with `concurrency` for a closed loop. One
-line of JSON comes back: what was served when, and for vLLM each step's batch and wall time.
+line of JSON comes back: what was served when, and each step's batch and wall time.
 """
 
 import json
@@ -173,22 +173,67 @@ class Transformers:
             max_batch_tokens=flags["max_num_batched_tokens"],
             max_requests_per_batch=flags["max_num_seqs"],
             allow_block_sharing=flags["enable_prefix_caching"],
+            # PyTorch's own attention is everywhere, and what is calibrated.
+            auto_switch_to_flash=False,
         )
         self._manager = model.eval().init_continuous_batching(
             generation_config=settings, continuous_batching_config=limits
         )
+        self._batch: dict[str, Any] = {}
+        self._steps: list[dict[str, Any]] = []
+        self._start = 0.0
+        self._step: Callable[[], Any] = self._manager._generation_step
+        self._body: Callable[..., Any] = self._manager._generation_loop_body
+        self._manager._generation_step = self._watched
+        self._manager._generation_loop_body = self._timed
         self._manager.start()
         self.version = f"transformers {transformers.__version__}"
         self.blocks = int(flags["num_gpu_blocks_override"])
         self._loads = 0
 
+    def _watched(self) -> Any:
+        """A step, whose batch is noted down."""
+        processor = self._manager.batch_processor
+        scheduler = processor.scheduler
+        chunks, contexts = [], []
+        for scheduled in processor.inputs_and_outputs.requests_in_batch:
+            state, new = scheduled.state, scheduled.query_length
+            after = state.position_offset
+            if after - new < len(state.initial_tokens):
+                chunks.append([new, after - new])
+            else:
+                contexts.append(after)
+        self._batch = {
+            "prefills": chunks,
+            "decodes": len(contexts),
+            "context": sum(contexts),
+            "running": len(scheduler.active_requests),
+            "waiting": len(scheduler.waiting_requests),
+            "kv_share": 1.0 - float(processor.cache.compute_free_capacity()),
+        }
+        return self._step()
+
+    def _timed(self, *args: Any, **kwargs: Any) -> Any:
+        """One turn of the engine's loop, and how long it took if there was a step in it."""
+        self._batch = {}
+        before = time.perf_counter()
+        found = self._body(*args, **kwargs)
+        end = time.perf_counter()
+        if self._batch:
+            self._steps.append({**self._batch, "t_s": before - self._start, "wall_s": end - before})
+        return found
+
     def serve(self, load: Load) -> dict[str, Any]:
         """Requests are added, and answers read, while a thread of its own runs the steps."""
+        if self._loads:
+            # A load that comes again finds nothing of the last time.
+            self._manager.batch_processor.cache.evict_cached_blocks()
         requests = load["requests"]
         rows: list[dict[str, Any]] = [{} for _ in requests]
         clients, open_requests = Clients(load), 0
         self._loads += 1
-        start = time.perf_counter()
+        self._steps = []
+        self._start = start = time.perf_counter()
         while clients or open_requests:
             now = time.perf_counter() - start
             for at, request in clients.due(now):
@@ -212,7 +257,7 @@ class Transformers:
             if result.is_finished():
                 open_requests -= 1
                 clients.finished()
-        return {"requests": rows, "steps": []}
+        return {"requests": rows, "steps": self._steps}
 
     def close(self) -> None:
         self._manager.stop(block=True)

@@ -134,6 +134,21 @@ def decode(request: Request, device: torch.device) -> list[Call]:
     return [call() for _ in range(copies(sum(contexts) * width, device))]
 
 
+def packed(request: Request, device: torch.device) -> list[Call]:
+    """`new` queries of a whole batch over `context` keys of it, masked."""
+    shape = {name: request[name] for name in ("heads", "kv_heads", "head_dim")}
+    dtype = dtype_of(request)
+
+    def call() -> Call:
+        operands = attention.random_packed(
+            request["new"], request["context"], dtype=dtype, device=device, **shape
+        )
+        return lambda: attention.packed(operands)
+
+    kv_bytes = 2 * shape["kv_heads"] * shape["head_dim"] * request["context"] * dtype.itemsize
+    return [call() for _ in range(copies(kv_bytes, device))]
+
+
 def norm(request: Request, device: torch.device) -> list[Call]:
     """RMS norm of (tokens, hidden), with the residual added before."""
     shape = (request["tokens"], request["hidden"])
@@ -245,6 +260,7 @@ BUILDERS: dict[str, Builder] = {
     "grouped_gemm": grouped_gemm,
     "prefill": prefill,
     "decode": decode,
+    "packed": packed,
     "norm": norm,
     "rope": rope,
     "activation": activation,

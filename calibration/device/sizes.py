@@ -44,6 +44,10 @@ def operand_bytes(request: Request) -> float:
         longest = max(contexts_of(request))
         blocks = ceil(longest / request["block_size"])
         return float(item * width * blocks * request["block_size"] * len(contexts_of(request)))
+    if op == "packed":
+        context, width = request["context"], 2 * request["head_dim"]
+        kv = context * width * (request["kv_heads"] + request["heads"])
+        return float(item * (kv + context * request["new"]))
     if op in ("sampling", "embedding"):
         rows = request["tokens"] if op == "sampling" else request["hidden"]
         return float(4.0 * rows * request["vocab"])
