@@ -75,8 +75,9 @@ QUERY_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9)
 #: Tokens of the wholes that are measured: those of the frame, so that their parts are too.
 WHOLE_TOKENS = (1, 16, 64, 256)
 
-#: Tokens of a sequence there, one of the frame likewise.
+#: Tokens of a sequence there, and keys of a whole batch, of the frame likewise.
 LAYER_CONTEXT = 512
+LAYER_KEYS = 1024
 
 #: Where block sizes, query lengths and skew are compared.
 COMPARED_SEQUENCES, COMPARED_CONTEXT = 16, 1024
@@ -421,12 +422,12 @@ def _device(target: Target) -> Iterator[Point]:
 
 
 def layer_requests(
-    model: ModelSpec, tokens: int, target: Target, context: int = LAYER_CONTEXT
+    model: ModelSpec, tokens: int, target: Target, context: int | None = None
 ) -> list[dict[str, Any]]:
     """One dense layer: its parts in order.
 
     It decodes `tokens` sequences of `context`, or takes a prompt of so many where that is more
-    than will run together.
+    than will run together. Without a context the parts are some that the frame has.
     """
     matrices = [
         _gemm(target.hardware, target.dtype, tokens, matrix.n, matrix.k).request
@@ -440,11 +441,14 @@ def layer_requests(
     ]
 
 
-def _own_attention(target: Target, heads: Mapping[str, int], tokens: int, context: int) -> Point:
+def _own_attention(
+    target: Target, heads: Mapping[str, int], tokens: int, context: int | None
+) -> Point:
     if target.packed:
-        return packed_point(target, heads, tokens, tokens * context)
+        keys = LAYER_KEYS if context is None else tokens * context
+        return packed_point(target, heads, tokens, keys)
     if tokens <= target.most_sequences:
-        return decode_point(target, heads, tokens, context)
+        return decode_point(target, heads, tokens, context or LAYER_CONTEXT)
     return prefill_point(target, heads, tokens)
 
 

@@ -36,7 +36,7 @@ def render_profile(profile: Mapping[str, Any]) -> RenderableType:
 
 
 def _beside(profile: Mapping[str, Any]) -> list[RenderableType]:
-    """What was measured of an engine, of block sizes and of wholes, where it was."""
+    """What was measured of an engine, block sizes, wholes and uneven contexts, where it was."""
     lines: list[RenderableType] = []
     if profile["host"] is not None:
         host = profile["host"]
@@ -55,5 +55,14 @@ def _beside(profile: Mapping[str, Any]) -> list[RenderableType]:
         if profile[key]:
             told = ", ".join(f"{size}: {value:.2f}" for size, value in profile[key].items())
             lines.append(Text(f"{words}: {told}"))
+    if profile["tail"] is not None:
+        tail = profile["tail"]
+        told = ", ".join(f"{size}: {share:.2f}" for size, share in tail["alone"].items())
+        lines.append(
+            Text(
+                f"uneven contexts: memory feeds {tail['streams']:.0f} KV heads at once; share of "
+                f"the tail by KV heads of decodes alone: {told or 'not measured'}"
+            )
+        )
     lines += [Text(f"{name}: {value:.4g}", "dim") for name, value in profile["extras"].items()]
     return lines

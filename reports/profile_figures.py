@@ -35,6 +35,7 @@ SHAPES = {
     "gemm": ("m", "n", "k"),
     "prefill": ("new", "heads", "group"),
     "decode": ("sequences", "context", "kv_heads", "group", "block_size"),
+    "packed": ("new", "context", "heads"),
 }
 
 #: Points of height: of an axes, of the title above it, of ticks below, of the axis' name.
@@ -60,6 +61,7 @@ WORDS = {
     "group": "queries a KV head",
     "block_size": "block",
     "sequences": "batch",
+    "heads": "heads",
 }
 
 #: Shapes with fewer rows than this part of the most show too little of a curve.
@@ -439,6 +441,16 @@ def _prefill(table: Table) -> "Figure":
     return figure
 
 
+def _packed(table: Table) -> "Figure":
+    """The share of the peak over all keys of a step."""
+    same, fixed = _usual(table, ["heads"])
+    figure, (axes,) = _axes([f"Share of peak FLOP/s: {_told(fixed)}"])
+    rows = _take(table, same)
+    _curves(axes, rows, "context", "new", "queries {}", False)
+    _finish_shares(axes, rows["context"], "keys of a step")
+    return figure
+
+
 def _finish_shares(axes: "Axes", along: FloatArray, name: str) -> None:
     highest = max(float(np.max(line.get_ydata())) for line in axes.lines)
     _doubling(axes, along, 7)
@@ -464,6 +476,7 @@ DRAWN: dict[str, Callable[[Table], "Figure"]] = {
     "gemm": _gemm,
     "prefill": _prefill,
     "decode": _decode,
+    "packed": _packed,
 }
 
 

@@ -38,6 +38,11 @@ CAPTIONS = {
         "The share should rise with the prompt and then stay level, and lines should follow "
         "their dots.",
     ),
+    "packed": (
+        "Attention of whole batches",
+        "All queries of a step meet all its keys: the share should rise with both and then stay "
+        "level, and lines should follow their dots.",
+    ),
     "residuals": (
         "Errors by family",
         "Narrow and centred on 0 is good: bars are measured rows against the profile, the outline "
@@ -84,6 +89,9 @@ def _source(facts: Mapping[str, Any]) -> str:
     ranks = ", ".join(map(str, facts["all_reduce_ranks"])) or "none"
     rows.append(("all-reduce measured for", f"{ranks} ranks"))
     rows.append(("a small kernel", units.seconds(facts["small_kernel_s"])))
+    if facts.get("tail"):
+        fed = f"memory feeds {facts['tail']['streams']:.0f} KV heads at once"
+        rows.append(("uneven contexts", fed))
     return section("Source", "", table(("", ""), rows, "source"))
 
 

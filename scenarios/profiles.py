@@ -50,6 +50,10 @@ HOST_FLAGS = {
 }
 
 
+#: Of engines on a CPU, and of transformers anywhere: no graphs, one step after another.
+EAGER = {"async_scheduling": False, "enforce_eager": True}
+
+
 @dataclass(frozen=True)
 class Ask:
     """The options of `servecast calibrate --device`."""
@@ -82,17 +86,19 @@ def measure_device(ask: Ask, tell: Tell | None = None) -> tuple[KernelProfile, M
         dtypes,
         spec.block_size_multiple,
         LARGEST_M.get(spec.kind, LARGEST_M["gpu"]),
+        packed=ask.engine == "transformers",
     )
     on_cpu = ask.device == "cpu"
+    own_kernels = ask.engine != "transformers" or ask.kernels != "auto"
     flags = {**HOST_FLAGS, "dtype": first, "block_size": spec.block_size_multiple}
     flags |= {"device": ask.device} if ask.engine == "transformers" else {}
     campaign = Campaign(
         device=ask.device,
         budget_s=60.0 * ask.minutes,
         python=ask.python,
-        kernels=ask.kernels,
+        kernels=ask.kernels if own_kernels else "torch",
         engine=ask.engine or "",
-        flags=flags | ({"async_scheduling": False, "enforce_eager": True} if on_cpu else {}),
+        flags=flags | (EAGER if on_cpu or ask.engine == "transformers" else {}),
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"} if on_cpu else {},
     )
     date = datetime.now(UTC).strftime("%Y-%m-%d")
