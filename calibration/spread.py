@@ -30,7 +30,7 @@ PCIE_WORSE = 3.0
 
 #: What more a step may be off by where another device's kernels are scaled to this one: 1.645 times
 #: the root mean square of what that gives on the bundled devices of which a relative is measured
-#: (`benchmarks/borrowing.py`, 0.132).
+#: (`benchmarks/borrowing.py`, 0.136).
 BORROWED_SPREAD = 0.22
 
 

@@ -326,7 +326,7 @@ class Kernels(Beside):
         if not self.has_gemm(compute, weight_bits):
             return self._unpacked_lines(hardware, compute, n, k, weight_bits)
         grid, tile_rows = self.gemm[compute], self.tiles.get(compute, 1)
-        m = with_edges(between(grid.axes[0]), tile_rows)
+        m = beyond(with_edges(between(grid.axes[0]), tile_rows))
         bandwidth = hardware.memory_bandwidth_bytes_per_s
         peak = hardware.peak_flops_per_s(compute)
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits, tile_rows)
@@ -349,7 +349,7 @@ class Kernels(Beside):
     ) -> Lines | None:
         if self.unpacking is None or not self.unpacks(hardware, compute, weight_bits):
             return None
-        m = between(self.gemm["16bit"].axes[0])
+        m = beyond(between(self.gemm["16bit"].axes[0]))
         bandwidth, peak = hardware.memory_bandwidth_bytes_per_s, hardware.peak_flops_per_s()
         form = gemm_form_s(m, n, k, peak, bandwidth, weight_bits)
         read_s = n * k * weight_bits / 8 / bandwidth
@@ -529,6 +529,13 @@ def between(axis: tuple[float, ...]) -> FloatArray:
     points = np.asarray(axis, float)
     middles = np.sqrt(points[1:] * points[:-1])
     found: FloatArray = np.sort(np.concatenate([points, middles]))
+    return found
+
+
+def beyond(points: FloatArray) -> FloatArray:
+    """Points, and two far beyond the last: what goes on from there is the form's line, not that of
+    the last two, which may be next to each other."""
+    found: FloatArray = np.concatenate([points, points[-1] * np.array([4.0, 16.0])])
     return found
 
 

@@ -575,6 +575,16 @@ def test_a_floor_of_small_matrices_is_not_that_of_large_ones(widest: int) -> Non
     assert lines.at(1) == pytest.approx(float(form[0]))
 
 
+@pytest.mark.parametrize(("name", "most"), [("rtx-4090", 2048), ("h100-sxm", 16384)])
+def test_beyond_what_was_measured_matrices_grow_as_their_form(name: str, most: int) -> None:
+    """However close the last tokens measured are to each other."""
+    hardware = load_hardware(name)
+    lines = load_profile(name).kernels().gemm_lines(hardware, "16bit", 28672, 4096, 16.0)
+    assert lines is not None
+    for times in (2, 4, 10, 50):
+        assert lines.at(times * most) == pytest.approx(times * lines.at(most), rel=0.03)
+
+
 def test_kernels_are_named_by_all_that_they_hold() -> None:
     grid = Grid(((1.0, 2.0),), np.zeros(2))
     other = Grid(((1.0, 4.0),), np.zeros(2))
