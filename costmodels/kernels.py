@@ -154,8 +154,10 @@ class Tail:
 
     def share(self, streams: int, beside_prompt: bool, multiprocessors: int) -> float:
         """Straight in the logarithm of streams between those measured, in proportion beyond."""
-        shares = self.beside_prompt if beside_prompt else self.alone
-        if not shares or not (beside_prompt or streams >= uncut_streams(multiprocessors)):
+        together = beside_prompt and bool(self.beside_prompt)
+        shares = self.beside_prompt if together else self.alone
+        uncut = multiprocessors and streams >= uncut_streams(multiprocessors)
+        if not shares or not (together or uncut):
             return 0.0
         sizes = sorted(shares)
         at = np.interp(math.log2(streams), np.log2(sizes), [shares[size] for size in sizes])
@@ -340,6 +342,7 @@ class Kernels(Beside):
             for rows in (tile_rows, 1)
         )
         cold = float((grid.factor(few, wide, deep) * tiled / whole).min())
+        seconds = within(np.asarray(grid.axes[0]), m, seconds)
         # Libraries choose a kernel by m, and a worse one often: twice the rows in half the time.
         seconds = self._slowness("gemm", by_flops) * np.maximum(seconds, read_s * cold)
         return through(m, seconds, dips=True)
@@ -536,6 +539,17 @@ def beyond(points: FloatArray) -> FloatArray:
     """Points, and two far beyond the last: what goes on from there is the form's line, not that of
     the last two, which may be next to each other."""
     found: FloatArray = np.concatenate([points, points[-1] * np.array([4.0, 16.0])])
+    return found
+
+
+def within(axis: FloatArray, points: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Seconds at points between two of an axis, no less and no more than at those two: where an
+    edge is not, its form must not make one."""
+    own = np.interp(axis, points, seconds)
+    after = np.clip(np.searchsorted(axis, points), 1, len(axis) - 1)
+    low, high = (side(own[after - 1], own[after]) for side in (np.minimum, np.maximum))
+    inside = (points >= axis[0]) & (points <= axis[-1])
+    found: FloatArray = np.where(inside, np.clip(seconds, low, high), seconds)
     return found
 
 

@@ -54,6 +54,9 @@ VECTOR_STEPS = 16
 #: what else a compiled graph leaves on its own.
 SMALL_KERNELS = 6
 
+#: Bits of a KV number of kernels that have a tail: FlashAttention 2 takes no others.
+TAIL_BITS = 16
+
 MOE_GROUPS = ("router", "experts", "shared_expert")
 
 
@@ -172,17 +175,18 @@ class Roofline:
             if prefills and self._mixed is not None and decode_tokens == decodes:
                 new = tokens - decode_tokens
                 decode_s *= self._mixed.at(new, decodes * self._kv_heads, context / decodes)
-            tail = shape.decode_tail_tokens
-            if tail:
-                decode_s += tail * self.tail_token_s(decodes, bool(prefills))
+            if self.tail_sequences:
+                each_s = self.tail_token_s(decodes, bool(prefills))
+                if prefills and decodes <= self.tail_sequences:
+                    # So few are not bound by memory, but by the pace of each.
+                    decode_s = max(decode_s, self.tail_sequences * context / decodes * each_s)
+                decode_s += shape.decode_tail_tokens * each_s
             flops += decode_flops
             moved += decode_bytes
         if prefills:
-            packed = self._packed_lines(tokens)
-            if packed is not None:
+            packed_s = self._packed_s(shape, tokens)
+            if packed_s is not None:
                 # Where a step attends as one, its tokens share what it takes.
-                read = context + sum(new + before for new, before in prefills)
-                packed_s = self._together(tokens) * self._attention.full_layers * packed.at(read)
                 decode_s = packed_s * decode_tokens / tokens
                 prefill_s = packed_s - decode_s
         device_s = gemm_s + prefill_s + decode_s + moe_s + collective_s + sampling_s
@@ -253,6 +257,21 @@ class Roofline:
             )
         return found
 
+    def _packed_s(self, shape: StepShape, tokens: int) -> float | None:
+        """Attention of a step with prompts, where all its queries meet all its keys."""
+        packed = self._packed_lines(tokens)
+        if packed is None:
+            return None
+        a, decodes = self._attention, shape.decodes
+        read = shape.decode_context_tokens + sum(new + before for new, before in shape.prefills)
+        seconds = a.full_layers * packed.at(read)
+        if a.sliding_layers:
+            most = (decodes + len(shape.prefills)) * a.window + tokens
+            seconds += a.sliding_layers * packed.at(min(read, most))
+        fixed_s = max(shape.decode_tokens * a.token_s, decodes * a.sequence_s)
+        fixed_s += sum(max(new * a.token_s, a.sequence_s) for new, _ in shape.prefills)
+        return self._together(tokens) * seconds + fixed_s
+
     def _mixed_grid(self) -> Grid | None:
         if self._measured is None or self.model.mla is not None:
             return None
@@ -260,8 +279,11 @@ class Roofline:
         return self._measured.mixed_grid(self._kv.bits, group)
 
     def _tail_sequences(self) -> int:
-        tail = None if self._measured is None else self._measured.tail
-        if tail is None or self.model.mla is not None:
+        measured = self._measured
+        tail = None if measured is None else measured.tail
+        if measured is None or tail is None or self.model.mla is not None:
+            return 0
+        if round(self._kv.bits) != TAIL_BITS or measured.packed:
             return 0
         return max(1, round(tail.streams / self._kv_heads))
 

@@ -24,7 +24,7 @@ from servecast.calibration.shapes import Target
 from servecast.calibration.store import KernelProfile, profile_text
 from servecast.costmodels.catalogue import CONFIG, GIB, read_config
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.shape import StepShape
+from servecast.costmodels.shape import StepShape, tail_tokens
 from servecast.costmodels.specs import ModelSpec
 from servecast.reports.files import write_text
 from servecast.scenarios.build import Deployment, Setup, beside, build, set_up
@@ -348,7 +348,10 @@ def step_times(deployment: Deployment, steps: list[dict[str, Any]]) -> dict[str,
         prefills = tuple((int(new), int(before)) for new, before in step["prefills"])
         decodes = int(step["decodes"])
         sampled = decodes + len(prefills)
-        shape = StepShape(prefills, decodes, decodes, int(step["context"]), sampled)
+        context, tail = int(step["context"]), deployment.cost.tail_sequences
+        longest = sorted(step.get("contexts", ()))[-tail:] if tail else []
+        tokens = tail_tokens(longest, decodes, context, tail) if longest else 0
+        shape = StepShape(prefills, decodes, decodes, context, sampled, decode_tail_tokens=tokens)
         measured.append(float(step["wall_s"]))
         predicted.append(sum(deployment.cost.step(shape)[:9]))
     return {"measured": np.array(measured), "predicted": np.array(predicted)}

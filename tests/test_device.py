@@ -354,6 +354,14 @@ def test_a_law_of_whole_batches_comes_out_of_its_profile(tmp_path: Path) -> None
     expected = TINY.num_layers * law.seconds({"op": "packed", "new": 67, "context": 994})
     assert step.attention_prefill_s + step.attention_decode_s == pytest.approx(expected, rel=0.1)
     assert step.attention_decode_s == pytest.approx(step.attention_prefill_s * 3 / 64)
+    # Sliding layers attend too, beside a prompt as without one.
+    sliding = replace(TINY, sliding_layers=2, sliding_window=64)
+    windowed = Roofline(
+        model=sliding, hardware=HARDWARE, measured=kernels, kv=KvFormat("float32", 32.0)
+    ).step(StepShape(((64, 30),), 3, 3, 900, 4))
+    windowed_s = windowed.attention_prefill_s + windowed.attention_decode_s
+    whole_s = step.attention_prefill_s + step.attention_decode_s
+    assert 0.5 * whole_s < windowed_s < whole_s
     alone = cost.decode(3).cost(900).attention_decode_s
     expected = TINY.num_layers * law.seconds({"op": "packed", "new": 3, "context": 900})
     assert alone == pytest.approx(expected, rel=0.1)

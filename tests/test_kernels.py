@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -573,6 +574,21 @@ def test_a_floor_of_small_matrices_is_not_that_of_large_ones(widest: int) -> Non
     peak, bandwidth = H100.peak_flops_per_s(), H100.memory_bandwidth_bytes_per_s
     form = gemm_form_s(np.array([1.0]), 16384, 16384, peak, bandwidth)
     assert lines.at(1) == pytest.approx(float(form[0]))
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "rtx-pro-6000-llmservingsim", "h100-sxm"])
+@pytest.mark.parametrize(("n", "k"), [(28672, 4096), (4096, 14336), (6144, 4096)])
+def test_between_two_measured_tokens_time_is_between_theirs(name: str, n: int, k: int) -> None:
+    """An edge of the form is none where the next row measured does not show it."""
+    profile = load_profile(name)
+    kernels = profile.kernels()
+    lines = kernels.gemm_lines(load_hardware(profile.hardware), "16bit", n, k, 16.0)
+    assert lines is not None
+    axis = kernels.gemm["16bit"].axes[0]
+    for before, after in pairwise(axis):
+        low, high = sorted((lines.at(before), lines.at(after)))
+        for m in np.linspace(before, after, 9):
+            assert low * (1 - 1e-9) <= lines.at(float(m)) <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("name", "most"), [("rtx-4090", 2048), ("h100-sxm", 16384)])

@@ -14,6 +14,7 @@ from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.graphs import capture_sizes
 from servecast.costmodels.kernels import Kernels, Tail, uncut_streams
+from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import StepShape, tail_tokens
 from servecast.scenarios.measured import completed, kernels_on
@@ -107,11 +108,45 @@ def priced_token_s(decodes: int) -> float:
 def test_beside_a_prompt_nothing_is_cut_up() -> None:
     cost = measured_4090()
     even = StepShape(((512, 0),), 4, 4, 4000, 5)
-    uneven = even._replace(decode_tail_tokens=3000)
+    uneven = even._replace(decode_tail_tokens=9000)
     assert cost.tail_sequences == 8  # 68 streams of 8 heads
     assert cost.step(uneven).total_s > cost.step(even).total_s
     alone = StepShape((), 4, 4, 4000, 4)
     assert cost.step(alone._replace(decode_tail_tokens=3000)) == cost.step(alone)
+
+
+@given(st.integers(1, 7), st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 3000))
+def test_beside_a_prompt_longer_contexts_never_take_less(
+    others: int, short: int, longest: int, more: int
+) -> None:
+    """Also where sequences are so few that memory is never the bound."""
+    cost = measured_4090()
+
+    def attention_s(contexts: list[int]) -> float:
+        n, sequences = len(contexts), cost.tail_sequences
+        tail = tail_tokens(sorted(contexts)[-sequences:], n, sum(contexts), sequences)
+        shape = StepShape(((256, 0),), n, n, sum(contexts), n + 1, decode_tail_tokens=tail)
+        return cost.step(shape).attention_decode_s
+
+    before = attention_s([longest, *[short] * others])
+    after = attention_s([longest + more, *[short + more] * others])
+    assert after >= before * (1 - 1e-9)
+    # One that catches up takes less of a tail than it reads more, but for launches.
+    assert attention_s([longest + more, *[short] * others]) >= before * 0.9
+
+
+def test_what_has_no_tail() -> None:
+    kernels = kernels_on(load_profile("rtx-4090"), RTX_4090)
+    for kv, measured in (
+        (KvFormat("fp8", 8), kernels),
+        (KvFormat("float32", 32), kernels),
+        (
+            KvFormat("bfloat16", 16),
+            replace(kernels, packed={16: next(iter(kernels.decode.values()))}),
+        ),
+    ):
+        cost = Roofline(model=LLAMA, hardware=RTX_4090, measured=measured, kv=kv)
+        assert cost.tail_sequences == 0
 
 
 def test_shares_are_straight_between_and_fall_beyond() -> None:
@@ -120,7 +155,9 @@ def test_shares_are_straight_between_and_fall_beyond() -> None:
     assert tail.share(724, False, 100) == pytest.approx(0.75, abs=1e-3)
     assert tail.share(4096, False, 100) == pytest.approx(0.125)
     assert tail.share(159, False, 100) == 0.0 and tail.share(160, False, 100) == 1.0
-    assert tail.share(512, True, 100) == 0.0
+    # Without figures of their own, decodes beside a prompt are in a kernel of their own.
+    assert tail.share(512, True, 100) == 1.0
+    assert tail.share(512, False, 0) == 0.0
 
 
 # --- whose it is

@@ -234,7 +234,7 @@ def test_any_case_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
             "RTX4090",
             "rtx-4090",
             "max_num_seqs: 256, max_model_len: 32768, num_gpu_blocks_override: 2588",
-            *(0.03, 0.05),
+            *(0.035, 0.05),
         ),
         ("RTXPRO6000", "rtx-pro-6000-llmservingsim", "max_num_seqs: 128", 0.02, 0.10),
     ],

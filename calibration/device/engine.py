@@ -95,6 +95,7 @@ class Vllm:
             "prefills": chunks,
             "decodes": len(contexts),
             "context": sum(contexts),
+            "contexts": contexts,
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "kv_share": float(self._scheduler.kv_cache_manager.usage),
@@ -181,7 +182,8 @@ class Transformers:
         )
         self._batch: dict[str, Any] = {}
         self._steps: list[dict[str, Any]] = []
-        self._start = 0.0
+        self._start, self._turns = 0.0, 0
+        self._bound = self._steps, self._start
         self._step: Callable[[], Any] = self._manager._generation_step
         self._body: Callable[..., Any] = self._manager._generation_loop_body
         self._manager._generation_step = self._watched
@@ -207,10 +209,13 @@ class Transformers:
             "prefills": chunks,
             "decodes": len(contexts),
             "context": sum(contexts),
+            "contexts": contexts,
             "running": len(scheduler.active_requests),
             "waiting": len(scheduler.waiting_requests),
             "kv_share": 1.0 - float(processor.cache.compute_free_capacity()),
         }
+        # Answers are given before a turn is over, and the next load may begin then.
+        self._bound = self._steps, self._start
         return self._step()
 
     def _timed(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +225,9 @@ class Transformers:
         found = self._body(*args, **kwargs)
         end = time.perf_counter()
         if self._batch:
-            self._steps.append({**self._batch, "t_s": before - self._start, "wall_s": end - before})
+            steps, start = self._bound
+            steps.append({**self._batch, "t_s": before - start, "wall_s": end - before})
+        self._turns += 1
         return found
 
     def serve(self, load: Load) -> dict[str, Any]:
@@ -257,6 +264,9 @@ class Transformers:
             if result.is_finished():
                 open_requests -= 1
                 clients.finished()
+        turns = self._turns
+        while self._turns == turns and self._manager.is_running():
+            time.sleep(NAP_S)
         return {"requests": rows, "steps": self._steps}
 
     def close(self) -> None:
