@@ -131,8 +131,6 @@ def test_beside_a_prompt_longer_contexts_never_take_less(
     before = attention_s([longest, *[short] * others])
     after = attention_s([longest + more, *[short + more] * others])
     assert after >= before * (1 - 1e-9)
-    # One that catches up takes less of a tail than it reads more, but for launches.
-    assert attention_s([longest + more, *[short] * others]) >= before * 0.9
 
 
 def test_what_has_no_tail() -> None:
