@@ -39,7 +39,7 @@ def logs(
     own = kv_heads(model, tensor)
     number, longer = int(row["n"]), int(row["nb"])
     contexts = sorted([int(row["kv_big"])] * longer + [int(row["kvs"])] * (number - longer))
-    sequences = max(1, round(tail.streams / own))
+    sequences = tail.sequences(own)
     tokens = tail_tokens(contexts[-sequences:], number, sum(contexts), sequences)
     share = tail.share(number * own, row["regime"] == "mixed", hardware.multiprocessors)
     token_bytes = 2 * own * model.head_dim * model.dtype_bytes

@@ -152,6 +152,10 @@ class Tail:
     alone: Mapping[int, float]
     beside_prompt: Mapping[int, float]
 
+    def sequences(self, kv_heads: int) -> int:
+        """Sequences at once that memory can feed, of so many KV heads each on the device."""
+        return max(1, round(self.streams / kv_heads))
+
     def share(self, streams: int, beside_prompt: bool, multiprocessors: int) -> float:
         """Straight in the logarithm of streams between those measured, in proportion beyond."""
         together = beside_prompt and bool(self.beside_prompt)

@@ -285,7 +285,7 @@ class Roofline:
             return 0
         if round(self._kv.bits) != TAIL_BITS or measured.packed:
             return 0
-        return max(1, round(tail.streams / self._kv_heads))
+        return tail.sequences(self._kv_heads)
 
     def tail_token_s(self, decodes: int, beside_prompt: bool = False) -> float:
         """Seconds for each of `shape.tail_tokens`.

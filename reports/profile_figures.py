@@ -433,21 +433,21 @@ def _told(fixed: Mapping[str, float]) -> str:
 
 def _prefill(table: Table) -> "Figure":
     """The share of the peak over new tokens."""
-    same, fixed = _usual(table, ["group"])
-    figure, (axes,) = _axes([f"Share of peak FLOP/s: {_told(fixed)}"])
-    rows = _take(table, same)
-    _curves(axes, rows, "new", "heads", "heads {}", False)
-    _finish_shares(axes, rows["new"], "new tokens")
-    return figure
+    return _peak_shares(table, "group", "new", "new tokens", "heads", "heads {}")
 
 
 def _packed(table: Table) -> "Figure":
     """The share of the peak over all keys of a step."""
-    same, fixed = _usual(table, ["heads"])
+    return _peak_shares(table, "heads", "context", "keys of a step", "new", "queries {}")
+
+
+def _peak_shares(table: Table, held: str, along: str, name: str, by: str, label: str) -> "Figure":
+    """Shares of the peak along one column, a line for each value of another."""
+    same, fixed = _usual(table, [held])
     figure, (axes,) = _axes([f"Share of peak FLOP/s: {_told(fixed)}"])
     rows = _take(table, same)
-    _curves(axes, rows, "context", "new", "queries {}", False)
-    _finish_shares(axes, rows["context"], "keys of a step")
+    _curves(axes, rows, along, by, label, False)
+    _finish_shares(axes, rows[along], name)
     return figure
 
 

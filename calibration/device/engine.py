@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,25 @@ class Clients:
         return bool(self._left)
 
 
+def batch_of(scheduled: Iterable[tuple[int, int, int]]) -> dict[str, Any]:
+    """What a step holds, by each request's tokens in it, after it, and of its prompt.
+
+    A chunk of a prompt is its new tokens and those before them; a decode is its context.
+    """
+    chunks, contexts = [], []
+    for new, after, prompt in scheduled:
+        if after - new < prompt:
+            chunks.append([new, after - new])
+        else:
+            contexts.append(after)
+    return {
+        "prefills": chunks,
+        "decodes": len(contexts),
+        "context": sum(contexts),
+        "contexts": contexts,
+    }
+
+
 class Vllm:
     """An engine in this process, stepped by us, so that each step can be timed."""
 
@@ -83,19 +102,12 @@ class Vllm:
 
     def _watched(self, *args: Any, **kwargs: Any) -> Any:
         output = self._scheduled(*args, **kwargs)
-        chunks, contexts = [], []
-        for name, new in output.num_scheduled_tokens.items():
-            request = self._scheduler.requests[name]
-            after = request.num_computed_tokens
-            if after - new < request.num_prompt_tokens:
-                chunks.append([new, after - new])
-            else:
-                contexts.append(after)
+        requests = self._scheduler.requests
         self._batch = {
-            "prefills": chunks,
-            "decodes": len(contexts),
-            "context": sum(contexts),
-            "contexts": contexts,
+            **batch_of(
+                (new, requests[name].num_computed_tokens, requests[name].num_prompt_tokens)
+                for name, new in output.num_scheduled_tokens.items()
+            ),
             "running": len(self._scheduler.running),
             "waiting": len(self._scheduler.waiting),
             "kv_share": float(self._scheduler.kv_cache_manager.usage),
@@ -197,19 +209,11 @@ class Transformers:
         """A step, whose batch is noted down."""
         processor = self._manager.batch_processor
         scheduler = processor.scheduler
-        chunks, contexts = [], []
-        for scheduled in processor.inputs_and_outputs.requests_in_batch:
-            state, new = scheduled.state, scheduled.query_length
-            after = state.position_offset
-            if after - new < len(state.initial_tokens):
-                chunks.append([new, after - new])
-            else:
-                contexts.append(after)
         self._batch = {
-            "prefills": chunks,
-            "decodes": len(contexts),
-            "context": sum(contexts),
-            "contexts": contexts,
+            **batch_of(
+                (one.query_length, one.state.position_offset, len(one.state.initial_tokens))
+                for one in processor.inputs_and_outputs.requests_in_batch
+            ),
             "running": len(scheduler.active_requests),
             "waiting": len(scheduler.waiting_requests),
             "kv_share": 1.0 - float(processor.cache.compute_free_capacity()),
