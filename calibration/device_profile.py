@@ -1,7 +1,7 @@
 """From what a device gave to its profile, and the raw rows beside it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ ALONG = {
     "decode": ("sequences", "context"),
     "prefill": ("new",),
     "packed": ("new", "context"),
+    "experts": ("rows",),
 }
 
 #: Points that a family needs, or its grid says nothing.
@@ -109,10 +110,12 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
         "noise": f"{noise:.2%} (median relative standard error)",
     }
     found |= {
-        name: str(facts[name]) for name in ("torch", "triton", "cuda", "python") if name in facts
+        name: str(facts[name])
+        for name in ("driver", "torch", "triton", "cuda", "python")
+        if name in facts
     }
     seen = [clock for clock in measured.clocks if clock]
-    for key in ("clock_mhz", "temperature_c"):
+    for key in ("clock_mhz", "memory_clock_mhz", "temperature_c", "power_w"):
         values = [clock[key] for clock in seen if key in clock]
         if values:
             found[key] = " to ".join(f"{value:.0f}" for value in (min(values), max(values)))
@@ -143,10 +146,14 @@ def _curve(rows: Sequence[Row], key: str) -> Curve | None:
 
 
 def _main_block(groups: Mapping[str, Sequence[Row]]) -> int:
-    for family, rows in groups.items():
-        if family.startswith("decode "):
-            return int(rows[0].point.request["block_size"])
-    return 0
+    rows = groups.get(main_decode(groups), ())
+    return int(rows[0].point.request["block_size"]) if rows else 0
+
+
+def main_decode(families: Iterable[str]) -> str:
+    """The family that block sizes were compared in, that of the widest KV; "" without any."""
+    decodes = [family for family in families if family.startswith("decode ")]
+    return max(decodes, key=lambda family: int(family.split(" ")[1]), default="")
 
 
 def _factors(rows: Sequence[Row], key: str, base: int) -> dict[int, float]:
@@ -223,7 +230,7 @@ def fitted_s(profile: KernelProfile, row: Row) -> float:
     """What a profile gives for a row of a family, or of a block size; NaN for others."""
     name, factor = row.point.family, 1.0
     if name == "block_size":
-        name = next((found for found in profile.families if found.startswith("decode ")), name)
+        name = main_decode(profile.families)
         factor = profile.block_factor.get(int(row.point.shape["block_size"]), float("nan"))
     family = profile.families.get(name)
     if family is None:
@@ -253,7 +260,7 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
     for family in dict.fromkeys(families.tolist()):
         # Other block sizes are decode attention too.
         kept = families == family
-        if family.startswith("decode "):
+        if family == main_decode(families.tolist()):
             kept |= families == "block_size"
         own = {name: column[kept] for name, column in columns.items()}
         found[family] = {

@@ -14,6 +14,7 @@ import numpy as np
 from servecast.costmodels.kernels import (
     WEIGHT_BITS,
     decode_form_s,
+    experts_form_s,
     gemm_form_s,
     prefill_form_s,
 )
@@ -82,6 +83,12 @@ LAYER_KEYS = 1024
 #: Where block sizes, query lengths and skew are compared.
 COMPARED_SEQUENCES, COMPARED_CONTEXT = 16, 1024
 
+FP8_BITS = 8
+
+#: Tokens of an expert.
+COARSE_ROWS = (1, 16, 128, 1024)
+FINE_ROWS = (2, 4, 8, 32, 64, 256, 512, 2048)
+
 #: PyTorch's names of what a matrix computes in, and ours.
 COMPUTE = {"float32": "32bit", "bfloat16": "16bit", "float16": "16bit", "fp8": "fp8"}
 
@@ -144,8 +151,14 @@ class Target:
 
     @property
     def bits(self) -> int:
-        """Of a number of KV."""
+        """Of a number of KV, but where it is kept in fp8."""
         return 8 * BYTES_OF_DTYPE[self.dtype]
+
+    @property
+    def kv_dtypes(self) -> tuple[str, ...]:
+        """That KV is kept in: the weights' own, and fp8 where the device computes in it."""
+        small = self.hardware.kind == "gpu" and self.hardware.fp8_flops_per_s is not None
+        return (self.dtype, "fp8") if small and self.bits > FP8_BITS else (self.dtype,)
 
     def splits_of(self, model: ModelSpec) -> tuple[int, ...]:
         """Tensor-parallel sizes that the model's heads allow."""
@@ -158,6 +171,7 @@ def coarse(target: Target) -> list[Point]:
     return _in_turn(
         [
             list(_gemms(target, tokens)),
+            list(_experts(target, COARSE_ROWS)),
             *_attention(target),
             list(_small(target)),
             list(_device(target)),
@@ -173,11 +187,13 @@ def fine(target: Target) -> list[Point]:
         keys = (*COARSE_PACKED, *FINE_PACKED)
         return [
             *_gemms(target, tokens),
+            *_experts(target, FINE_ROWS),
             *_packed(target, COARSE_NEW, FINE_PACKED),
             *_packed(target, FINE_NEW, keys),
         ]
     return [
         *_gemms(target, tokens),
+        *_experts(target, FINE_ROWS),
         *_decodes(target, sequences, FINE_CONTEXTS),
         *_decodes(target, FINE_SEQUENCES, COARSE_CONTEXTS),
         *_prefills(target, FINE_NEW),
@@ -249,10 +265,16 @@ def heads_of(target: Target) -> list[dict[str, int]]:
 
 
 def decode_point(
-    target: Target, heads: Mapping[str, int], sequences: int, context: int, **request: Any
+    target: Target,
+    heads: Mapping[str, int],
+    sequences: int,
+    context: int,
+    kv_dtype: str = "",
+    **request: Any,
 ) -> Point:
-    """Equal contexts, one new token each; `request` changes what is asked of the worker."""
-    bits = target.bits
+    """Equal contexts, one new token each, KV in the weights' format or `kv_dtype`; `request`
+    changes what is asked of the worker."""
+    bits = FP8_BITS if kv_dtype == "fp8" else target.bits
     token_bytes = 2 * heads["kv_heads"] * heads["head_dim"] * bits / 8
     bandwidth = target.hardware.memory_bandwidth_bytes_per_s
     form = decode_form_s(sequences, np.array(float(context)), token_bytes, bandwidth)
@@ -271,6 +293,8 @@ def decode_point(
         **heads,
         **request,
     }
+    if bits != target.bits:
+        asked["kv_dtype"] = kv_dtype
     return Point(f"decode {bits}", asked, shape, "context", float(form))
 
 
@@ -278,8 +302,9 @@ def _decodes(target: Target, sequences: Sequence[int], contexts: Sequence[int]) 
     for context in contexts:
         for number in sequences:
             if context <= target.longest and number <= target.most_sequences:
-                for heads in heads_of(target):
-                    yield decode_point(target, heads, number, context)
+                for kv_dtype in target.kv_dtypes:
+                    for heads in heads_of(target):
+                        yield decode_point(target, heads, number, context, kv_dtype)
 
 
 def prefill_point(target: Target, heads: Mapping[str, int], new: int, context: int = 0) -> Point:
@@ -418,7 +443,6 @@ def _device(target: Target) -> Iterator[Point]:
                 yield Point(
                     "model", {"op": "chain", "parts": parts, "repeat": 4}, {"tokens": tokens}
                 )
-        yield from _experts(model, target)
 
 
 def layer_requests(
@@ -452,19 +476,33 @@ def _own_attention(
     return prefill_point(target, heads, tokens)
 
 
-def _experts(model: ModelSpec, target: Target) -> Iterator[Point]:
-    if model.moe is None:
-        return
-    for matrix in layer_matrices(model):
-        if matrix.copies > 1:
-            for tokens in (1, 8, 64):
-                request = {
-                    "op": "grouped_gemm",
-                    "experts": matrix.copies,
-                    "tokens": tokens,
-                    "n": matrix.n,
-                    "k": matrix.k,
-                    "dtype": target.dtype,
-                }
-                shape = {"tokens": tokens, "n": matrix.n, "k": matrix.k, "experts": matrix.copies}
-                yield Point("experts", request, shape)
+def _experts(target: Target, rows: Sequence[int]) -> Iterator[Point]:
+    """All experts of a mixture, a quarter of them, and as many as one token chooses."""
+    for row in rows:
+        for model in target.models:
+            if model.moe is None or model.moe.num_experts < 2:
+                continue
+            number = model.moe.num_experts
+            for met in sorted({number, max(1, number // 4), model.moe.experts_per_token}):
+                if row * met > target.largest_m * model.moe.experts_per_token:
+                    continue
+                for tensor in target.splits_of(model):
+                    width = max(1, model.moe.intermediate_size // tensor)
+                    yield experts_point(target, row, met, model.hidden_size, width)
+
+
+def experts_point(target: Target, rows: int, met: int, hidden: int, intermediate: int) -> Point:
+    """`met` gated experts of `rows` tokens each."""
+    compute = COMPUTE[target.dtype]
+    form, _ = experts_form_s(
+        np.array(float(rows * met)),
+        float(hidden * intermediate),
+        np.array(float(met)),
+        1,
+        target.hardware.peak_flops_per_s(compute),
+        target.hardware.memory_bandwidth_bytes_per_s,
+        WEIGHT_BITS[compute],
+    )
+    shape = {"rows": rows, "intermediate": intermediate, "met": met}
+    request = {"op": "experts", **shape, "hidden": hidden, "dtype": target.dtype}
+    return Point(f"experts {compute}", request, shape, "rows", float(form))

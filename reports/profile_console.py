@@ -32,7 +32,27 @@ def render_profile(profile: Mapping[str, Any]) -> RenderableType:
         Text("Errors are on whole coordinates left out of the fit.", "dim"),
         Text(f"all-reduce measured for {ranks} ranks"),
         *_beside(profile),
+        *_against(profile),
     )
+
+
+def _against(profile: Mapping[str, Any]) -> list[RenderableType]:
+    """How far another profile of the device is, if one was named."""
+    other = profile.get("against")
+    if other is None:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("operator", "shapes", "time over theirs", "median difference", "p95"):
+        table.add_column(title, justify="left" if title == "operator" else "right")
+    for row in other["operators"]:
+        table.add_row(
+            row["name"],
+            f"{row['points']:,}",
+            f"{row['ratio']:.2f}",
+            f"{row['median']:.1%}",
+            f"{row['p95']:.1%}",
+        )
+    return [Text(f"Against {other['profile']} ({other['what']})", "bold"), table]
 
 
 def _beside(profile: Mapping[str, Any]) -> list[RenderableType]:

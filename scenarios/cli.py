@@ -251,10 +251,16 @@ def calibrate(
     show: Annotated[
         str | None, typer.Option(help="A profile, bundled or a file, instead of a fit.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Another profile of the same device: how far the two are apart, by operator."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the answer on stdout.")] = False,
 ) -> None:
     """Measure a device, or fit tables that others measured, to a profile; or show one."""
-    from servecast.calibration.store import profile_facts
+    from servecast.calibration.store import load_profile, profile_facts
     from servecast.reports.profile_console import render_profile
     from servecast.scenarios.profiles import (
         Ask,
@@ -264,6 +270,7 @@ def calibrate(
         keep,
         load_shown,
         measure_device,
+        told_against,
     )
 
     if from_ == "points" and show is None and device is None:
@@ -277,6 +284,9 @@ def calibrate(
         else:
             _print(render_points(found))
         return
+    written = None
+    if against is not None:
+        load_profile(against)
     if show is not None:
         if from_ is not None or path is not None or device is not None:
             raise InputError("--show: takes neither tables nor a device")
@@ -300,11 +310,13 @@ def calibrate(
         )
         with _progress("seconds") as progress:
             profile, measured = measure_device(ask, progress)
-        keep(profile, out, measured)
+        written = str(keep(profile, out, measured))
     else:
         profile = fit_tables(path, from_, system, hardware)
-        keep(profile, out)
+        written = str(keep(profile, out))
     facts = profile_facts(profile)
+    if against is not None:
+        facts["against"] = told_against(written or show or "", against)
     if json:
         _echo(facts)
     else:

@@ -1,12 +1,13 @@
 """`servecast calibrate`: tables or a device to a profile, and a profile to figures."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from servecast.calibration import aiconfigurator, engines, llmservingsim, vidur
+from servecast.calibration.against import hold_against
 from servecast.calibration.calibrating import Campaign, hardware_of, run_campaign
 from servecast.calibration.device_profile import read_rows, write_rows
 from servecast.calibration.measuring import Measured, Tell, started
@@ -176,6 +177,21 @@ def load_shown(name_or_path: str) -> tuple[KernelProfile, dict[str, dict[str, An
     beside = rows_path(path)
     there = path.suffix in (".yaml", ".yml") and beside.exists()
     return profile, read_rows(beside) if there else {}
+
+
+def told_against(name_or_path: str, against: str) -> dict[str, Any]:
+    """A profile, and its rows where there are some, held against another.
+
+    Raises InputError as `hold_against` does.
+    """
+    profile, rows = load_shown(name_or_path)
+    other = load_profile(against)
+    found = hold_against(profile, rows, other, load_hardware(profile.hardware))
+    return {
+        "profile": other.name,
+        "what": other.source["what"],
+        "operators": [asdict(difference) for difference in found],
+    }
 
 
 def draw(profile: KernelProfile, rows: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Microbenchmarks: kernels that compute the right thing, a worker that answers, a budget kept."""
 
+import json
 import os
 import stat
 import sys
@@ -72,13 +73,56 @@ def _close(found: Any, paged: attention.Paged) -> bool:
     return bool(difference < DTYPE_ERROR[name])
 
 
-@given(paged_cases())
+@given(paged_cases(), st.integers(1, 6))
 @settings(deadline=None, max_examples=25)
-def test_triton_attention_is_that_of_float64(paged: attention.Paged) -> None:
+def test_triton_attention_is_that_of_float64(paged: attention.Paged, parts: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     from servecast.calibration.device.triton_attention import paged_attention
 
-    assert _close(paged_attention(paged), paged)
+    assert _close(paged_attention(paged, parts), paged)
+
+
+@given(st.integers(1, 4096), st.integers(1, 1 << 20), st.integers(1, 200))
+def test_contexts_are_cut_up_where_sequences_are_few(
+    streams: int, longest: int, multiprocessors: int
+) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from servecast.calibration.device import triton_attention as own
+
+    parts = own.parts_for(streams, longest, multiprocessors)
+    room = own.PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+    assert 1 <= parts <= own.MOST_PARTS
+    assert parts == 1 or (parts * streams <= room and parts * own.LEAST_PART_TOKENS <= longest)
+    assert parts >= own.parts_for(2 * streams, longest, multiprocessors)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_ERROR))
+def test_small_triton_kernels_are_those_of_float64(dtype: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from servecast.calibration.device import triton_small
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(*shape).to(operators.DTYPES[dtype])
+
+    def close(found: Any, expected: Any) -> bool:
+        return bool(torch.allclose(found.double(), expected, atol=DTYPE_ERROR[dtype], rtol=1e-2))
+
+    x, rest, weight = drawn(5, 96), drawn(5, 96), drawn(96)
+    total = x.double() + rest.double()
+    mean = (total * total).mean(-1, keepdim=True)
+    triton_small.add_norm(x, rest, weight)
+    assert close(rest, total)
+    assert close(x, total * torch.rsqrt(mean + triton_small.EPSILON) * weight.double())
+
+    turned, cos, sin = drawn(5, 21, 48), drawn(5, 24), drawn(5, 24)
+    left, right = turned.double().chunk(2, -1)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    triton_small.rotate(turned, cos, sin)
+    assert close(turned, torch.cat((left * c - right * s, right * c + left * s), -1))
+
+    wide = drawn(3, 2 * 1300)
+    gate, up = wide.double().chunk(2, -1)
+    assert close(triton_small.silu_times(wide), torch.nn.functional.silu(gate) * up)
 
 
 @given(paged_cases())
@@ -139,7 +183,10 @@ REQUESTS: list[dict[str, Any]] = [
     {"op": "gemm", "m": 32, "n": 64, "k": 128, "dtype": "int8"},
     {"op": "gemm", "m": 16, "n": 64, "k": 128, "dtype": "int4"},
     {"op": "gemm", "m": 16, "n": 64, "k": 128, "dtype": "fp8"},
-    {"op": "grouped_gemm", "experts": 2, "tokens": 3, "n": 32, "k": 64, "dtype": "bfloat16"},
+    {
+        **{"op": "experts", "met": 2, "rows": 3, "hidden": 64, "intermediate": 32},
+        "dtype": "bfloat16",
+    },
     {"op": "prefill", "new": 16, "context": 8, **SHAPE, "dtype": "float32"},
     {"op": "decode", "sequences": 2, "context": 33, "block_size": 16, **SHAPE, "dtype": "float32"},
     {"op": "decode", "contexts": [5, 60], "block_size": 16, **SHAPE, "dtype": "float32"},
@@ -173,7 +220,7 @@ def test_operands_are_larger_than_the_cache() -> None:
     [
         (REQUESTS[0], (3, 64)),
         (REQUESTS[3], (16, 64)),
-        (REQUESTS[5], (2, 3, 32)),
+        (REQUESTS[5], (6, 64)),
         (REQUESTS[6], (1, 4, 16, 16)),
         (REQUESTS[7], (2, 1, 4, 16)),
         ({"op": "activation", **SHAPE, "dtype": "float32"}, (5, 96)),
@@ -303,6 +350,9 @@ class _Law(measuring.Worker):
             return 1e-6 * (5 + tokens / request["block_size"] ** 0.1)
         if request["op"] == "prefill":
             return 1e-6 * (4 + float(request["new"]) ** 1.5)
+        if request["op"] == "experts":
+            tokens = request["met"] * (5 + request["rows"] ** 0.8)
+            return float(1e-9 * tokens * request["intermediate"])
         if request["op"] == "packed":
             return 1e-6 * (4 + float(request["new"]) ** 0.8 * float(request["context"]) / 50)
         return 1e-5 * request.get("tokens", 1)
@@ -365,6 +415,75 @@ def test_a_law_of_whole_batches_comes_out_of_its_profile(tmp_path: Path) -> None
     alone = cost.decode(3).cost(900).attention_decode_s
     expected = TINY.num_layers * law.seconds({"op": "packed", "new": 3, "context": 900})
     assert alone == pytest.approx(expected, rel=0.1)
+
+
+def test_experts_and_kv_in_fp8_come_out_of_a_profile(tmp_path: Path) -> None:
+    law, mixture = _Law(), load_model("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    hardware = load_hardware("h100-sxm")
+    target = Target((mixture,), hardware, ("bfloat16",), 16, 4096, (1, 4))
+    assert target.kv_dtypes == ("bfloat16", "fp8")
+    found = measure(law, coarse(target), fine(target), 60.0)
+    profile = device_profile(found, hardware, "law", "2026-11-29")
+    assert {"experts 16bit", "decode 16", "decode 8", "prefill 16"} <= set(profile.families)
+    path = tmp_path / "law.yaml"
+    path.write_text(profile_text(profile))
+    kernels = load_profile(str(path)).kernels()
+    lines = kernels.experts_lines(hardware, "16bit", 16.0, 4096, 14336, 8, 2)
+    assert lines is not None
+    # So many tokens that every expert is met.
+    for tokens in (256, 2048):
+        asked = {"op": "experts", "met": 8, "rows": tokens * 2 / 8, "intermediate": 14336}
+        assert lines.at(tokens) == pytest.approx(law.seconds(asked), rel=0.05)
+    # The law asks for tokens alone, whatever they are kept in.
+    for bits, token_bytes in ((16, 4096.0), (8, 2048.0)):
+        decode = kernels.decode_lines(hardware, bits, 16, 8, 4.0, token_bytes)
+        assert decode is not None
+        expected = law.seconds({"op": "decode", "contexts": [1000] * 16, "block_size": 16})
+        assert decode.at(16_000) == pytest.approx(expected, rel=0.05)
+    rows = tmp_path / "law.parquet"
+    write_rows(found, profile, rows)
+    back = read_rows(rows)
+    assert set(back["decode 8"]["block_size"]) == {16}
+    assert set(back["decode 16"]["block_size"]) == {8, 16, 32, 64, 128, 256}
+
+
+def test_two_profiles_of_a_device_are_held_against_each_other(tmp_path: Path) -> None:
+    class Slower(_Law):
+        @staticmethod
+        def seconds(request: Mapping[str, Any]) -> float:
+            return _Law.seconds(request) * (1.2 if request["op"] == "decode" else 1.0)
+
+    paths = []
+    for name, law in (("law", _Law()), ("slower", Slower())):
+        found = measure(law, coarse(TARGET), fine(TARGET), 60.0)
+        profile = device_profile(found, HARDWARE, name, "2026-11-29")
+        paths.append(tmp_path / f"{name}.yaml")
+        paths[-1].write_text(profile_text(profile))
+        if name == "slower":
+            write_rows(found, profile, paths[-1].with_suffix(".parquet"))
+    # The second has its rows beside it, the first is held by its grid.
+    for first, second, decode in ((paths[1], paths[0], 1.2), (paths[0], paths[1], 1 / 1.2)):
+        words = ["calibrate", "--show", str(first), "--against", str(second), "--json"]
+        result = CliRunner().invoke(app, words, catch_exceptions=False)
+        told = json.loads(result.stdout)["against"]
+        rows = {row["name"]: row for row in told["operators"]}
+        assert told["profile"] == second.stem
+        assert rows["decode 32"]["ratio"] == pytest.approx(decode, rel=0.01)
+        assert rows["decode 32"]["median"] == pytest.approx(abs(decode - 1), rel=0.05)
+        for name in ("gemm 32bit", "prefill 32", "sampling"):
+            assert rows[name]["ratio"] == pytest.approx(1.0, rel=0.01)
+            assert rows[name]["p95"] < 0.05
+            assert rows[name]["points"] > 0
+
+
+def test_profiles_of_two_devices_are_not_held_against_each_other() -> None:
+    words = ["calibrate", "--show", "h100-sxm", "--against", "h200-sxm"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).startswith("--against h200-sxm: of h200-sxm, and h100-sxm is of")
+    result = CliRunner().invoke(app, ["calibrate", "--device", "cpu", "--against", "mine"])
+    assert isinstance(result.exception, InputError)
+    assert "'mine' is not known" in str(result.exception)
 
 
 def test_more_is_measured_where_neighbours_disagree() -> None:

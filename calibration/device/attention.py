@@ -44,10 +44,12 @@ def random_paged(
     block_size: int,
     query_len: int = 1,
     dtype: Any = torch.float32,
+    kv_dtype: Any = None,
     device: Any = "cpu",
     generator: Any = None,
 ) -> Paged:
-    """Fresh random operands; blocks are scattered over the cache.
+    """Fresh random operands, KV of the queries' format or of `kv_dtype`; blocks are scattered over
+    the cache.
 
     Raises ValueError for a sequence shorter than its queries.
     """
@@ -56,11 +58,10 @@ def random_paged(
     blocks = [-(-context // block_size) for context in contexts]
     most, total = max(blocks), sum(blocks)
 
-    def numbers(*shape: int) -> Any:
+    def numbers(*shape: int, kind: Any = dtype) -> Any:
         if generator is not None:
-            return torch.randn(*shape, generator=generator).to(device, dtype)
-        drawn = dtype if dtype in (torch.float32, torch.bfloat16, torch.float16) else torch.float16
-        return torch.randn(*shape, dtype=drawn, device=device).to(dtype)
+            return torch.randn(*shape, generator=generator).to(device, kind)
+        return torch.randn(*shape, dtype=dtype, device=device).to(kind)
 
     order = torch.randperm(total, generator=generator).to(torch.int32)
     table = torch.zeros(len(contexts), most, dtype=torch.int32)
@@ -70,8 +71,8 @@ def random_paged(
         start += count
     return Paged(
         query=numbers(len(contexts), query_len, heads, head_dim),
-        keys=numbers(total, block_size, kv_heads, head_dim),
-        values=numbers(total, block_size, kv_heads, head_dim),
+        keys=numbers(total, block_size, kv_heads, head_dim, kind=kv_dtype or dtype),
+        values=numbers(total, block_size, kv_heads, head_dim, kind=kv_dtype or dtype),
         table=table.to(device),
         contexts=torch.tensor(contexts, dtype=torch.int32, device=device),
     )
@@ -84,7 +85,7 @@ def gathered(paged: Paged) -> Any:
     length = paged.table.shape[1] * paged.block_size
     picked = paged.table.long()
     keys, values = (
-        side[picked].reshape(sequences, length, kv_heads, dim).transpose(1, 2)
+        side[picked].to(paged.query.dtype).reshape(sequences, length, kv_heads, dim).transpose(1, 2)
         for side in (paged.keys, paged.values)
     )
     positions = torch.arange(length, device=paged.query.device)

@@ -6,10 +6,12 @@ kernel for raises (RuntimeError, NotImplementedError, AttributeError, and so on)
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from servecast.calibration.device import attention
 from servecast.calibration.device.sizes import contexts_of
@@ -29,6 +31,18 @@ DTYPES = {
 #: Weights that share a scale where they are stored in 4 bits.
 INT4_GROUP = 128
 
+#: PyTorch's kernels for attention, the fastest first where there is a cuDNN for it.
+BY_PREFERENCE = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+#: Rows that PyTorch's kernel for int8 has on a GPU, at least. Servers have kernels for fewer, and
+#: those too are computed in tiles of as many.
+LEAST_INT8_ROWS = 32
+
 
 def dtype_of(request: Request) -> torch.dtype:
     return DTYPES[request["dtype"]]
@@ -46,13 +60,16 @@ def gemm(request: Request, device: torch.device) -> list[Call]:
     if request["dtype"] == "int4":
         return _int4(m, n, k, device)
     dtype = dtype_of(request)
-    x = _numbers(m, k, dtype=dtype, device=device)
+    padded = device.type == "cuda" and dtype == torch.int8
+    x = _numbers(max(m, LEAST_INT8_ROWS) if padded else m, k, dtype=dtype, device=device)
     one = torch.ones((), device=device)
+    # Sums in fewer bits, as servers have them.
+    how = {"out_dtype": torch.bfloat16, "use_fast_accum": device.type == "cuda"}
 
     def call(weight: Any) -> Call:
         if dtype == torch.float8_e4m3fn:
             turned = weight.t()
-            return lambda: torch._scaled_mm(x, turned, one, one, out_dtype=torch.bfloat16)
+            return lambda: torch._scaled_mm(x, turned, one, one, **how)
         if dtype == torch.int8:
             turned = weight.t()
             return lambda: torch._int_mm(x, turned)
@@ -78,33 +95,48 @@ def _int4(m: int, n: int, k: int, device: torch.device) -> list[Call]:
     return [call() for _ in range(copies(n * k / 2, device))]
 
 
-def grouped_gemm(request: Request, device: torch.device) -> list[Call]:
-    """`experts` matrices (n, k), `tokens` rows each."""
-    experts, tokens, n, k = (request[name] for name in ("experts", "tokens", "n", "k"))
-    dtype = dtype_of(request)
-    x = _numbers(experts * tokens, k, dtype=dtype, device=device)
-    ends = torch.arange(1, experts + 1, dtype=torch.int32, device=device) * tokens
+def experts(request: Request, device: torch.device) -> list[Call]:
+    """Gated experts, `met` of them, of `rows` tokens each: (met, rows, hidden) to the same."""
+    met, rows, hidden = request["met"], request["rows"], request["hidden"]
+    width, dtype = request["intermediate"], dtype_of(request)
+    x = _numbers(met * rows, hidden, dtype=dtype, device=device)
+    ends = torch.arange(1, met + 1, dtype=torch.int32, device=device) * rows
+
+    def grouped(tokens: Any, weights: Any) -> Any:
+        turned = weights.transpose(1, 2)
+        if device.type == "cuda":
+            return torch._grouped_mm(tokens, turned, offs=ends)
+        return torch.bmm(tokens.view(met, rows, -1), turned).flatten(0, 1)
+
+    gated = _silu_times(device)
 
     def call() -> Call:
-        weights = _numbers(experts, n, k, dtype=dtype, device=device)
-        if device.type == "cuda":
-            return lambda: torch._grouped_mm(x, weights.transpose(1, 2), offs=ends)
-        rows = x.view(experts, tokens, k)
-        return lambda: torch.bmm(rows, weights.transpose(1, 2))
+        first = _numbers(met, 2 * width, hidden, dtype=dtype, device=device)
+        second = _numbers(met, hidden, width, dtype=dtype, device=device)
+        return lambda: grouped(gated(grouped(x, first)), second)
 
-    return [call() for _ in range(copies(experts * n * k * dtype.itemsize, device))]
+    weight_bytes = 3 * met * hidden * width * dtype.itemsize
+    return [call() for _ in range(copies(weight_bytes, device))]
 
 
 def prefill(request: Request, device: torch.device) -> list[Call]:
-    """A chunk of `new` tokens behind `context` others, causal."""
+    """A chunk of `new` tokens behind `context` others, causal.
+
+    On Hopper and data-centre Blackwell by cuDNN's kernel where it takes the shape: PyTorch's own
+    is FlashAttention 2, which servers have left behind there.
+    """
     heads, kv_heads, dim = request["heads"], request["kv_heads"], request["head_dim"]
     new, context = request["new"], request.get("context", 0)
     shape = {"dtype": dtype_of(request), "device": device}
     query = _numbers(1, heads, new, dim, **shape)
 
+    attend = attention.prefill
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10):
+        attend = sdpa_kernel(BY_PREFERENCE, set_priority=True)(attention.prefill)
+
     def call() -> Call:
         keys, values = (_numbers(1, kv_heads, context + new, dim, **shape) for _ in range(2))
-        return lambda: attention.prefill(query, keys, values)
+        return lambda: attend(query, keys, values)
 
     kv_bytes = 2 * kv_heads * (context + new) * dim * shape["dtype"].itemsize
     return [call() for _ in range(copies(kv_bytes, device))]
@@ -112,10 +144,15 @@ def prefill(request: Request, device: torch.device) -> list[Call]:
 
 def decode(request: Request, device: torch.device) -> list[Call]:
     """The newest `query_len` tokens of every sequence over a paged cache."""
+    contexts = contexts_of(request)
+    kv_dtype = DTYPES[request.get("kv_dtype", request["dtype"])]
     kernel: Callable[[attention.Paged], Any] = attention.gathered
     if device.type == "cuda":
-        from servecast.calibration.device.triton_attention import paged_attention as kernel
-    contexts = contexts_of(request)
+        from servecast.calibration.device import triton_attention as own
+
+        streams, many = len(contexts) * request["kv_heads"], own.multiprocessors_of(device)
+        parts = own.parts_for(streams, max(contexts), many)
+        kernel = partial(own.paged_attention, parts=parts)
 
     def call() -> Call:
         paged = attention.random_paged(
@@ -126,11 +163,12 @@ def decode(request: Request, device: torch.device) -> list[Call]:
             block_size=request["block_size"],
             query_len=request.get("query_len", 1),
             dtype=dtype_of(request),
+            kv_dtype=kv_dtype,
             device=device,
         )
         return lambda: kernel(paged)
 
-    width = 2 * request["kv_heads"] * request["head_dim"] * dtype_of(request).itemsize
+    width = 2 * request["kv_heads"] * request["head_dim"] * kv_dtype.itemsize
     return [call() for _ in range(copies(sum(contexts) * width, device))]
 
 
@@ -155,6 +193,10 @@ def norm(request: Request, device: torch.device) -> list[Call]:
     dtype = dtype_of(request)
     x, rest = (_numbers(*shape, dtype=dtype, device=device) for _ in range(2))
     weight = _numbers(shape[1], dtype=dtype, device=device)
+    if device.type == "cuda":
+        from servecast.calibration.device.triton_small import add_norm
+
+        return [lambda: add_norm(x, rest, weight)]
     return [lambda: functional.rms_norm(x + rest, (shape[1],), weight)]
 
 
@@ -163,7 +205,12 @@ def rope(request: Request, device: torch.device) -> list[Call]:
     tokens, dim = request["tokens"], request["head_dim"]
     dtype = dtype_of(request)
     x = _numbers(tokens, request["heads"] + request["kv_heads"], dim, dtype=dtype, device=device)
-    cos, sin = (_numbers(tokens, 1, dim // 2, dtype=dtype, device=device) for _ in range(2))
+    angle = torch.rand(tokens, 1, dim // 2, device=device) * 2 * torch.pi
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    if device.type == "cuda":
+        from servecast.calibration.device.triton_small import rotate
+
+        return [lambda: rotate(x, cos, sin)]
 
     def call() -> Any:
         left, right = x.chunk(2, dim=-1)
@@ -176,12 +223,21 @@ def activation(request: Request, device: torch.device) -> list[Call]:
     """SiLU of the gate times the rest, (tokens, 2 x intermediate)."""
     shape = (request["tokens"], 2 * request["intermediate"])
     x = _numbers(*shape, dtype=dtype_of(request), device=device)
+    gated = _silu_times(device)
+    return [lambda: gated(x)]
 
-    def call() -> Any:
+
+def _silu_times(device: torch.device) -> Callable[[Any], Any]:
+    if device.type == "cuda":
+        from servecast.calibration.device.triton_small import silu_times
+
+        return silu_times
+
+    def call(x: Any) -> Any:
         gate, up = x.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
-    return [call]
+    return call
 
 
 def kv_write(request: Request, device: torch.device) -> list[Call]:
@@ -257,7 +313,7 @@ def launch(request: Request, device: torch.device) -> list[Call]:
 
 BUILDERS: dict[str, Builder] = {
     "gemm": gemm,
-    "grouped_gemm": grouped_gemm,
+    "experts": experts,
     "prefill": prefill,
     "decode": decode,
     "packed": packed,

@@ -33,11 +33,14 @@ def operand_bytes(request: Request) -> float:
     if op == "gemm":
         m, n, k = request["m"], request["n"], request["k"]
         return float(item * n * k + max(item, 2.0) * m * (n + k))
-    if op == "grouped_gemm":
-        experts, tokens, n, k = (request[name] for name in ("experts", "tokens", "n", "k"))
-        return float(item * experts * (n * k + tokens * (n + k)))
+    if op == "experts":
+        met, rows, hidden, width = (
+            request[name] for name in ("met", "rows", "hidden", "intermediate")
+        )
+        return float(item * met * (3 * hidden * width + rows * (2 * hidden + 3 * width)))
     if op in ("decode", "prefill"):
         width = 2 * request["kv_heads"] * request["head_dim"]
+        item = ITEM_BYTES.get(request.get("kv_dtype", ""), item)
         if op == "prefill":
             return float(item * width * (request.get("context", 0) + request["new"]))
         # Every sequence has as many blocks in its table as the longest.

@@ -8,7 +8,9 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,18 @@ from servecast.calibration.device.timing import cache_bytes, measure
 #: slow.
 MEMORY_SHARE = 0.25
 MOST_CPU_BYTES = 4 << 30
+
+#: How long a driver may take to answer, and a GPU is kept busy before the first measurement.
+PATIENCE_S = 10.0
+WARM_UP_S = 1.0
+
+#: What is noted down while measuring, and the driver's names for it.
+DRIVER_CLOCKS = {
+    "clock_mhz": "clocks.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "temperature_c": "temperature.gpu",
+    "power_w": "power.draw",
+}
 
 
 def kernels(device: torch.device, wanted: str) -> tuple[str, Mapping[str, Builder]]:
@@ -62,7 +76,8 @@ def facts(device: torch.device, whose: str) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
         }
-        found["kernels"] = "torch, and a Triton kernel of our own for decode attention"
+        found |= driver_says(device, {"driver": "driver_version"})
+        found["kernels"] = "torch, and Triton kernels of our own (decode attention, small ones)"
         with contextlib.suppress(Exception):
             import triton
 
@@ -70,13 +85,32 @@ def facts(device: torch.device, whose: str) -> dict[str, Any]:
     return found
 
 
+def driver_says(device: torch.device, asked: Mapping[str, str]) -> dict[str, str]:
+    """What `nvidia-smi --query-gpu` has of a GPU, by our names; nothing where it is not there."""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    which = [] if uuid is None else ["-i", f"GPU-{uuid}"]
+    command = ["nvidia-smi", *which, f"--query-gpu={','.join(asked.values())}"]
+    try:
+        told = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in told.partition("\n")[0].split(",")]
+    return {name: value for name, value in zip(asked, values, strict=False) if value}
+
+
 def clocks(device: torch.device) -> dict[str, float]:
-    """Clock and temperature now, where the driver tells."""
+    """Clocks, temperature and power now, where the driver tells."""
     found: dict[str, float] = {}
     if device.type == "cuda":
-        with contextlib.suppress(Exception):
-            found["clock_mhz"] = float(torch.cuda.clock_rate(device))
-            found["temperature_c"] = float(torch.cuda.temperature(device))
+        for name, value in driver_says(device, DRIVER_CLOCKS).items():
+            with contextlib.suppress(ValueError):
+                found[name] = float(value)
     else:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path("/proc/cpuinfo").read_text()
@@ -123,9 +157,20 @@ def room_bytes(device: torch.device) -> float:
     """What operands may take."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return MEMORY_SHARE * float(free)
+        # What PyTorch keeps of earlier operands is free to it.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return MEMORY_SHARE * float(free + kept)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(MEMORY_SHARE * whole, float(MOST_CPU_BYTES))
+
+
+def warm_up(device: torch.device) -> None:
+    """Work for a second: an idle GPU's clocks take a while to rise."""
+    x = torch.randn(4096, 4096, device=device, dtype=torch.float16)
+    end = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end:
+        torch.mm(x, x)
+        torch.cuda.synchronize(device)
 
 
 def main() -> None:
@@ -141,6 +186,8 @@ def main() -> None:
     whose, builders = kernels(device, sys.argv[2] if len(sys.argv) > 2 else "auto")
     print(json.dumps(facts(device, whose)), file=output, flush=True)
     with torch.inference_mode():
+        if device.type == "cuda":
+            warm_up(device)
         for line in sys.stdin:
             reply = answer(json.loads(line), device, builders)
             print(json.dumps(reply), file=output, flush=True)
