@@ -178,7 +178,8 @@ def _load(path: Path, state: tuple[int, int]) -> KernelProfile:
 
 
 def _short(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__} {error}".split())
+    told = f"misses {error}" if type(error) is KeyError else f"{type(error).__name__} {error}"
+    text = " ".join(told.split())
     return text if len(text) <= 160 else text[:157] + "..."
 
 

@@ -58,7 +58,7 @@ def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> 
         "goodput_per_s": float(np.mean(goodputs)),
         "lo": low,
         "hi": high,
-        "met": 2 * sum(s["sla"]["met"] is not False for s in summaries) > len(summaries),
+        "met": sla_holds(summaries),
         "ttft_p95_s": mean("ttft_s", "p95"),
         "itl_p99_s": mean("itl_s", "p99"),
         "e2e_p95_s": mean("e2e_s", "p95"),
@@ -69,6 +69,17 @@ def choice(changes: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> 
         "kv_peak_use": mean("kv", "peak_use"),
         "cost_per_million_output_tokens": mean("cost", "per_million_output_tokens"),
     }
+
+
+def sla_holds(summaries: Sequence[Mapping[str, Any]]) -> bool:
+    """Every clause holds in most of the runs, and in their mean, which is what is told."""
+    if 2 * sum(summary["sla"]["met"] is not False for summary in summaries) <= len(summaries):
+        return False
+    for runs in zip(*(summary["sla"]["clauses"] for summary in summaries), strict=True):
+        values = [run["value"] for run in runs if run["value"] is not None]
+        if values and float(np.mean(values)) > runs[0]["limit"]:
+            return False
+    return True
 
 
 def _inside(engine: Mapping[str, Any], key: str) -> Any:

@@ -537,6 +537,15 @@ def test_a_worker_that_dies_leaves_what_it_gave() -> None:
     assert source["interrupted"] == "the measuring process ended: Killed"
 
 
+def test_a_profile_that_misses_a_part_says_which(tmp_path: Path) -> None:
+    found = measure(_Law(), coarse(TARGET), fine(TARGET), 60.0)
+    text = profile_text(device_profile(found, HARDWARE, "law", "2026-11-29"))
+    path = tmp_path / "law.yaml"
+    path.write_text(text.replace("sequences:", "batch:"))
+    with pytest.raises(InputError, match=r"law\.yaml: not a profile: misses 'sequences'"):
+        load_profile(str(path))
+
+
 def test_too_little_time_is_an_error() -> None:
     with pytest.raises(InputError, match="too little was measured"):
         device_profile(Measured({"device": "x", "kernels": "y", "threads": 1}), HARDWARE, "x", "d")

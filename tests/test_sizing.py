@@ -10,6 +10,7 @@ import pytest
 
 from servecast.costmodels.errors import InputError
 from servecast.reports.stats import clopper_pearson, mean_interval, paired_interval
+from servecast.scenarios.answer import sla_holds
 from servecast.scenarios.factors import change
 from servecast.scenarios.load import LoadedScenario, load_scenario
 from servecast.scenarios.points import Point
@@ -54,6 +55,32 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("size") / "tight.yaml"
     path.write_text(TIGHT)
     return sized(load_scenario(path), knobs=KNOBS)
+
+
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        ([0.9, 0.9, 1.1], True),
+        # In most runs, but not in the mean that is told.
+        ([0.95, 0.95, 1.3], False),
+        ([0.1, 1.05, 1.05], False),
+        ([0.9, 0.9, None], True),
+        ([0.9, None, None], False),
+        ([], False),
+    ],
+)
+def test_the_sla_holds_in_most_runs_and_in_what_is_told(
+    values: list[float | None], holds: bool
+) -> None:
+    summaries: list[dict[str, Any]] = [
+        {"sla": {"clauses": [{"limit": 1.0, "value": value}], "met": (value or 9.0) <= 1.0}}
+        for value in values
+    ]
+    assert sla_holds(summaries) is holds
+
+
+def test_without_clauses_every_run_will_do() -> None:
+    assert sla_holds([{"sla": {"clauses": [], "met": None}}])
 
 
 def test_the_answer_is_near_the_best_of_the_grid(
