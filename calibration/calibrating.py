@@ -14,7 +14,8 @@ from servecast.calibration.store import Host, KernelProfile
 from servecast.costmodels.catalogue import hardware_names, load_hardware
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.hf_config import model_from_config
-from servecast.costmodels.specs import HardwareSpec
+from servecast.costmodels.specs import BYTES_OF_DTYPE, HardwareSpec
+from servecast.costmodels.weights import layer_matrices, lm_head
 
 #: Messages of an all-reduce, bytes.
 MESSAGES = tuple(2**power for power in range(10, 25, 2))
@@ -23,6 +24,9 @@ MESSAGES = tuple(2**power for power in range(10, 25, 2))
 #: devices that the catalogue has not.
 FORM_FACTORS = {"hbm3": "sxm", "hbm2e": "sxm", "pcie": "pcie"}
 OTHERS = {"nvl", "laptop", "mobile", "max", "q", "super", "ti", "d", "mig"}
+
+#: More than any cache: what is beyond changes nothing.
+MOST_BALLAST_BYTES = 256 << 20
 
 #: How far the memory may be off the catalogue's.
 MEMORY_OFF = 0.15
@@ -77,9 +81,19 @@ def run_campaign(
 
 
 def _host(worker: Worker, campaign: Campaign, target: Target) -> Host:
-    jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment)
+    ballast = _ballast(target) if campaign.device == "cpu" else {}
+    jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment, ballast)
     own = {number: _null_layer_s(worker, target, number) for number in engines.SEQUENCES}
     return engines.measure_host(campaign.python, jobs, own.__getitem__)
+
+
+def _ballast(target: Target) -> dict[str, int]:
+    """Bytes of a layer's weights, and of the head's, of the first model."""
+    model, tensor = target.models[0], target.splits[0]
+    each = BYTES_OF_DTYPE[target.dtype]
+    layers = sum(matrix.parameters for matrix in layer_matrices(model, tensor)) / model.num_layers
+    sizes = {"layer_bytes": layers * each, "head_bytes": lm_head(model, tensor).parameters * each}
+    return {name: int(min(size, MOST_BALLAST_BYTES)) for name, size in sizes.items()}
 
 
 def _all_reduces(worker: Worker, device: str) -> dict[int, dict[float, float]]:

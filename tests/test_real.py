@@ -3,6 +3,8 @@
 import json
 import stat
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from servecast.calibration import engines
-from servecast.calibration.device.engine import Clients
+from servecast.calibration import calibrating, engines
+from servecast.calibration.device.engine import Ballast, Clients, Clock
+from servecast.calibration.shapes import Target
 from servecast.calibration.store import Host
+from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.errors import InputError
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import StepShape
+from servecast.costmodels.weights import embedding_parameters, parameters
 from servecast.scenarios import real
 from servecast.scenarios.build import build
 from servecast.scenarios.cli import app
@@ -315,13 +320,54 @@ def test_an_engine_that_breaks_is_quoted(tmp_path: Path) -> None:
 
 def test_a_host_is_what_null_models_take_beyond_their_kernels(fake: str) -> None:
     """The stand-in takes 10 ms a step whatever the layers and sequences."""
-    jobs = engines.null_jobs("vllm", {"dtype": "float32"}, {})
+    ballast = {"layer_bytes": 64, "head_bytes": 8}
+    jobs = engines.null_jobs("vllm", {"dtype": "float32"}, {}, ballast)
+    assert [job["ballast"] for job in jobs] == [ballast, ballast]
     assert [job["config"]["num_hidden_layers"] for job in jobs] == list(engines.LAYERS)
     host = engines.measure_host(fake, jobs, lambda sequences: 0.0)
     # With CUDA graphs a layer's share says nothing of launching it.
     assert host == Host("fake 1", pytest.approx(0.01), pytest.approx(0.0), None)
-    eager = engines.null_jobs("vllm", {"dtype": "float32", "enforce_eager": True}, {})
+    eager = engines.null_jobs("vllm", {"dtype": "float32", "enforce_eager": True}, {}, {})
     assert engines.measure_host(fake, eager, lambda sequences: 0.0).layer_s == pytest.approx(0.0)
+
+
+def test_ballast_is_read_before_layers_and_steps_and_not_counted() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class TinyDecoderLayer(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    clock = Clock()
+    ballast = Ballast(clock, layer_bytes=1 << 26, head_bytes=1 << 24)
+    model = torch.nn.Sequential(TinyDecoderLayer(), torch.nn.ReLU(), TinyDecoderLayer())
+    ballast.lay_on(model)
+    real, start = time.perf_counter(), clock()
+    ballast.before_step()
+    assert float(model(torch.zeros(1))) == 2.0
+    left_out = (time.perf_counter() - real) - (clock() - start)
+    ours = clock() - start
+    # 144 MiB take milliseconds anywhere, two additions do not.
+    assert left_out > 1e-3
+    assert 0 < ours < left_out
+    # Without ballast nothing is hooked, and nothing left out.
+    plain = torch.nn.Sequential(TinyDecoderLayer())
+    none = Ballast(clock)
+    none.lay_on(plain)
+    none.before_step()
+    assert not plain[0]._forward_pre_hooks
+
+
+def test_ballast_is_as_large_as_the_models_weights() -> None:
+    model = load_model(str(LIBRARY / "tiny-llama.json"))
+    target = Target((model,), load_hardware("cpu"), ("float32",), 32, 512, (1,))
+    head = 4 * model.vocab_size * model.hidden_size
+    layers = 4 * (parameters(model) - embedding_parameters(model))
+    found = calibrating._ballast(target)
+    assert found == {"layer_bytes": layers // model.num_layers, "head_bytes": head}
+    huge = load_model("meta-llama/Llama-3.1-70B-Instruct")
+    most = calibrating._ballast(replace(target, models=(huge,)))
+    assert set(most.values()) == {calibrating.MOST_BALLAST_BYTES}
 
 
 def test_clients_send_when_it_is_time_or_one_by_one() -> None:

@@ -2,8 +2,9 @@
 
 A job in JSON on its input: `engine` ("vllm" or "transformers"), `config` (a Hugging Face
 configuration; weights are random), `flags`, `environment`, and `loads`: lists of requests with
-`arrival_s`, `prompt` (token ids) and `output_tokens`, or with `concurrency` for a closed loop. One
-line of JSON comes back: what was served when, and each step's batch and wall time.
+`arrival_s`, `prompt` (token ids) and `output_tokens`, or with `concurrency` for a closed loop. With
+`ballast` (`layer_bytes`, `head_bytes`) so much is read before each layer and each step, and left out
+of all times. One line of JSON comes back: what was served when, and each step's batch and wall time.
 """
 
 import json
@@ -30,6 +31,50 @@ NAP_S = 0.002
 
 Request = dict[str, Any]
 Load = dict[str, Any]
+
+
+class Clock:
+    """Seconds, without those in which ballast was read."""
+
+    def __init__(self) -> None:
+        self._left_out_s = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._left_out_s
+
+    def leave_out(self, seconds: float) -> None:
+        self._left_out_s += seconds
+
+
+class Ballast:
+    """Numbers that are read as a real model's weights are, where a model has next to none.
+
+    On a CPU they drive the engine's own code and data out of its caches, and a step of the engine
+    takes two to three times as long.
+    """
+
+    def __init__(self, clock: Clock, layer_bytes: int = 0, head_bytes: int = 0) -> None:
+        import torch
+
+        self._clock = clock
+        self._layer, self._head = (torch.ones(size // 4) for size in (layer_bytes, head_bytes))
+
+    def lay_on(self, model: Any) -> None:
+        """Before each layer of a model."""
+        if len(self._layer):
+            for module in model.modules():
+                if type(module).__name__.endswith("DecoderLayer"):
+                    module.register_forward_pre_hook(lambda *_: self._read(self._layer))
+
+    def before_step(self) -> None:
+        """What the head of the step before has left."""
+        if len(self._head):
+            self._read(self._head)
+
+    def _read(self, numbers: Any) -> None:
+        before = time.perf_counter()
+        numbers.sum()
+        self._clock.leave_out(time.perf_counter() - before)
 
 
 class Clients:
@@ -81,7 +126,9 @@ def batch_of(scheduled: Iterable[tuple[int, int, int]]) -> dict[str, Any]:
 class Vllm:
     """An engine in this process, stepped by us, so that each step can be timed."""
 
-    def __init__(self, config: dict[str, Any], flags: dict[str, Any]) -> None:
+    def __init__(
+        self, config: dict[str, Any], flags: dict[str, Any], ballast: dict[str, int]
+    ) -> None:
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -96,6 +143,10 @@ class Vllm:
         self.version = f"vllm {vllm.__version__}"
         self._scheduler = self._engine.engine_core.engine_core.scheduler
         self.blocks = int(self._scheduler.kv_cache_config.num_blocks)
+        self._clock = Clock()
+        self._ballast = Ballast(self._clock, **ballast)
+        if ballast:
+            self._engine.apply_model(self._ballast.lay_on)
         self._batch: dict[str, Any] = {}
         self._scheduled: Callable[..., Any] = self._scheduler.schedule
         self._scheduler.schedule = self._watched
@@ -124,9 +175,9 @@ class Vllm:
         rows: list[dict[str, Any]] = [{} for _ in requests]
         given = [0] * len(requests)
         clients, steps = Clients(load), []
-        start = time.perf_counter()
+        start = self._clock()
         while clients or self._engine.has_unfinished_requests():
-            now = time.perf_counter() - start
+            now = self._clock() - start
             for at, request in clients.due(now):
                 parameters = SamplingParams(
                     max_tokens=request["output_tokens"],
@@ -137,14 +188,15 @@ class Vllm:
                 prompt = {"prompt_token_ids": request["prompt"]}
                 self._engine.add_request(str(at), prompt, parameters)
                 sent = request["arrival_s"] if load.get("concurrency") is None else now
-                rows[at] |= {"sent_s": sent, "queued_s": time.perf_counter() - start}
+                rows[at] |= {"sent_s": sent, "queued_s": self._clock() - start}
             if not self._engine.has_unfinished_requests():
                 time.sleep(NAP_S)
                 continue
             self._batch = {}
-            before = time.perf_counter()
+            self._ballast.before_step()
+            before = self._clock()
             outputs = self._engine.step()
-            end = time.perf_counter()
+            end = self._clock()
             if self._batch.get("prefills") or self._batch.get("decodes"):
                 steps.append({**self._batch, "t_s": before - start, "wall_s": end - before})
             for output in outputs:
@@ -165,7 +217,9 @@ class Vllm:
 class Transformers:
     """Hugging Face transformers with its continuous batching."""
 
-    def __init__(self, config: dict[str, Any], flags: dict[str, Any]) -> None:
+    def __init__(
+        self, config: dict[str, Any], flags: dict[str, Any], ballast: dict[str, int]
+    ) -> None:
         import torch
         import transformers
 
@@ -189,6 +243,9 @@ class Transformers:
             # PyTorch's own attention is everywhere, and what is calibrated.
             auto_switch_to_flash=False,
         )
+        self._clock = Clock()
+        self._ballast = Ballast(self._clock, **ballast)
+        self._ballast.lay_on(model)
         self._manager = model.eval().init_continuous_batching(
             generation_config=settings, continuous_batching_config=limits
         )
@@ -207,6 +264,7 @@ class Transformers:
 
     def _watched(self) -> Any:
         """A step, whose batch is noted down."""
+        self._ballast.before_step()
         processor = self._manager.batch_processor
         scheduler = processor.scheduler
         self._batch = {
@@ -225,9 +283,9 @@ class Transformers:
     def _timed(self, *args: Any, **kwargs: Any) -> Any:
         """One turn of the engine's loop, and how long it took if there was a step in it."""
         self._batch = {}
-        before = time.perf_counter()
+        before = self._clock()
         found = self._body(*args, **kwargs)
-        end = time.perf_counter()
+        end = self._clock()
         if self._batch:
             steps, start = self._bound
             steps.append({**self._batch, "t_s": before - start, "wall_s": end - before})
@@ -244,9 +302,9 @@ class Transformers:
         clients, open_requests = Clients(load), 0
         self._loads += 1
         self._steps = []
-        self._start = start = time.perf_counter()
+        self._start = start = self._clock()
         while clients or open_requests:
-            now = time.perf_counter() - start
+            now = self._clock() - start
             for at, request in clients.due(now):
                 self._manager.add_request(
                     request["prompt"],
@@ -255,14 +313,14 @@ class Transformers:
                     streaming=True,
                 )
                 sent = request["arrival_s"] if load.get("concurrency") is None else now
-                rows[at] |= {"sent_s": sent, "queued_s": time.perf_counter() - start}
+                rows[at] |= {"sent_s": sent, "queued_s": self._clock() - start}
                 open_requests += 1
             result = self._manager.get_result(timeout=NAP_S)
             if result is None:
                 if not self._manager.is_running():
                     raise RuntimeError("the engine's own thread has ended")
                 continue
-            end, row = time.perf_counter() - start, rows[int(result.request_id.split("-")[1])]
+            end, row = self._clock() - start, rows[int(result.request_id.split("-")[1])]
             row.setdefault("first_s", end)
             row |= {"last_s": end, "tokens": len(result.generated_tokens)}
             if result.is_finished():
@@ -277,7 +335,7 @@ class Transformers:
         self._manager.stop(block=True)
 
 
-ENGINES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Vllm | Transformers]] = {
+ENGINES: dict[str, Callable[..., Vllm | Transformers]] = {
     "vllm": Vllm,
     "transformers": Transformers,
 }
@@ -291,7 +349,7 @@ def main() -> None:
     for name, value in {**QUIET, **job.get("environment", {})}.items():
         os.environ.setdefault(name, value)
     started = time.perf_counter()
-    engine = ENGINES[job["engine"]](job["config"], job["flags"])
+    engine = ENGINES[job["engine"]](job["config"], job["flags"], job.get("ballast", {}))
     ready_s = time.perf_counter() - started
     engine.serve({"requests": WARM_UP})
     served = [engine.serve(load) for load in job["loads"]]
