@@ -4,10 +4,12 @@ PyTorch's fake tensors run each operator's checks for a GPU and compute nothing;
 a GPU that is not there, as far as the machine code.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,6 +131,80 @@ def test_what_pytorch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 80 << 30))
     assert worker.room_bytes(GPU) == worker.MEMORY_SHARE * (40 << 30)
+
+
+# ---------------------------------------------------------------- graphs and events
+
+
+class _Device:
+    """Streams, graphs and events of a GPU whose kernels are this process's own calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, breaks: bool = False) -> None:
+        device, self.stream = self, "ordinary"
+        self.captured: list[int] = []
+        self.replays, self.now_s = 0, 0.0
+
+        class Graph:
+            def replay(self) -> None:
+                device.replays += 1
+                device.now_s += 1e-4 * len(device.captured)
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                pass
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = device.now_s
+
+            def synchronize(self) -> None:
+                pass
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3 * float(end.at - self.at)
+
+        @contextlib.contextmanager
+        def graph(_: Graph) -> Iterator[None]:
+            device.stream = "capturing"
+            yield
+            if breaks:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            device.stream = "ordinary"
+
+        stream = Stream()
+        for name, value in {
+            "Stream": Stream,
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "stream": lambda _: contextlib.nullcontext(),
+            "current_stream": lambda: stream,
+            "set_stream": lambda _: setattr(device, "stream", "ordinary"),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def call(self) -> None:
+        if self.stream == "capturing":
+            self.captured.append(1)
+
+
+def test_calls_are_captured_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Device(monkeypatch)
+    found = timing.measure([device.call] * 3, GPU, limit_s=0.1)
+    # What a replay itself takes is spread: 3 sets of operands, 5 times each.
+    assert len(device.captured) == 15
+    assert device.replays >= timing.FEWEST
+    assert found.seconds == pytest.approx(1e-4)
+
+
+def test_a_broken_capture_leaves_the_ordinary_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Device(monkeypatch, breaks=True)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        timing.measure([device.call], GPU)
+    assert device.stream == "ordinary"
 
 
 # ---------------------------------------------------------------- Triton's compiler
