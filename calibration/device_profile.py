@@ -100,18 +100,18 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
         "what": "servecast calibrate",
         "date": date,
         "kernels": str(facts["kernels"]),
-        "timed": "medians, weights and KV larger than the cache (64 sets at most)"
+        "timed": "medians, weights and KV larger than the cache"
         + (
-            ", in CUDA graphs but for copies to and from the host"
+            " (256 sets at most), in CUDA graphs but for copies to and from the host"
             if "cuda" in facts
-            else f", {facts['threads']} threads"
+            else f" (64 sets at most), {facts['threads']} threads"
         ),
         "minutes": f"{measured.seconds / 60:.1f}",
         "noise": f"{noise:.2%} (median relative standard error)",
     }
     found |= {
         name: str(facts[name])
-        for name in ("driver", "torch", "triton", "cuda", "python")
+        for name in ("driver", "torch", "triton", "cuda", "cudnn", "python")
         if name in facts
     }
     seen = [clock for clock in measured.clocks if clock]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,10 @@ WORKER = "servecast.calibration.device.worker"
 #: Told how many seconds have gone, of how many.
 Tell = Callable[[int, int], None]
 
+#: A worker that says nothing for so long hangs; and so many of them are replaced.
+ANSWER_S = 300.0
+MOST_RESTARTS = 5
+
 #: Points whose neighbours agree to so many powers of two are as good as measured: 1.4 %.
 AGREED = 0.02
 
@@ -41,7 +46,7 @@ CLOCKS_SEEN = 10
 
 #: A point's cost: operands are drawn, at so many bytes a second, and it is run a few times.
 SETUP_S, RUNS = 0.05, 12
-DRAWN_BYTES_PER_S = 4e8
+DRAWN_BYTES_PER_S, GPU_DRAWN_BYTES_PER_S = 4e8, 1e11
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,13 @@ class Worker:
     def __init__(self, device: str, python: str = sys.executable, kernels: str = "auto") -> None:
         """Start it; raises InputError where it cannot: no torch, no such device."""
         self._folder = tempfile.TemporaryDirectory(prefix="servecast-")
-        environment = with_servecast(self._folder.name)
-        command = [python, "-W", "ignore", "-m", WORKER, device, kernels]
+        self._device, self._python, self._kernels = device, python, kernels
+        self._restarts = 0
+        self._environment = with_servecast(self._folder.name)
+        self._start()
+
+    def _start(self) -> None:
+        command = [self._python, "-W", "ignore", "-m", WORKER, self._device, self._kernels]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         try:
             self._process = subprocess.Popen(
@@ -88,32 +98,47 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=environment,
+                env=self._environment,
             )
         except OSError as error:
             self._errors.close()
             self._folder.cleanup()
-            raise InputError(f"--python {python}: {error.strerror}") from None
+            raise InputError(f"--python {self._python}: {error.strerror}") from None
         try:
             self.facts = self._read()
             if "error" in self.facts:
-                raise InputError(f"--device {device}: {self.facts['error']}")
+                raise InputError(f"--device {self._device}: {self.facts['error']}")
         except BaseException:
             self.close()
             raise
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One measurement."""
+        """One measurement, or why there is none. What leaves a device unusable, or gives no answer
+        in `ANSWER_S`, costs the process, and a few times another goes on in its place.
+
+        Raises InputError where the process has died, and after `MOST_RESTARTS`.
+        """
         try:
             stdin: IO[str] = _there(self._process.stdin)
             stdin.write(json.dumps(dict(request)) + "\n")
             stdin.flush()
         except OSError:
             raise InputError(self._last_words()) from None
-        return self._read()
+        reply = self._read()
+        if reply.get("restart"):
+            if self._restarts == MOST_RESTARTS:
+                raise InputError(f"given up after {MOST_RESTARTS} restarts: {reply['error']}")
+            self._restarts += 1
+            self._stop()
+            self._start()
+        return reply
 
     def _read(self) -> dict[str, Any]:
-        line = _there(self._process.stdout).readline()
+        stdout = _there(self._process.stdout)
+        # An answer is one line, so nothing of it waits in a buffer.
+        if not select.select([stdout], [], [], ANSWER_S)[0]:
+            return {"error": f"no answer in {ANSWER_S:.0f} s", "restart": True}
+        line = stdout.readline()
         if not line:
             raise InputError(self._last_words())
         try:
@@ -135,14 +160,17 @@ class Worker:
             )
         return f"the measuring process ended: {words}"
 
-    def close(self) -> None:
-        """End it."""
+    def _stop(self) -> None:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
         self._errors.close()
+
+    def close(self) -> None:
+        """End it."""
+        self._stop()
         self._folder.cleanup()
 
 
@@ -207,7 +235,8 @@ def measure(
         found.rows.append(Row(point, reply["seconds"], reply["noise"], reply["runs"]))
 
     found.clocks.append(worker.ask({"op": "clocks"}).get("clocks", {}))
-    slow = _Slowness()
+    on_gpu = "cuda" in worker.facts
+    slow = _Slowness(GPU_DRAWN_BYTES_PER_S if on_gpu else DRAWN_BYTES_PER_S)
     try:
         for point in coarse:
             # What is dear waits until its family is known to allow it.
@@ -240,8 +269,9 @@ def measure(
 class _Slowness:
     """How long points take here, from those of the family that were measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, drawn_bytes_per_s: float) -> None:
         self._over: dict[str, float] = {}
+        self._drawn_bytes_per_s = drawn_bytes_per_s
 
     def learn(self, rows: Sequence[Row]) -> None:
         row = rows[-1] if rows else None
@@ -250,7 +280,7 @@ class _Slowness:
             self._over[row.point.family] = over
 
     def expected_s(self, point: Point) -> float:
-        drawn_s = operand_bytes(point.request) / DRAWN_BYTES_PER_S
+        drawn_s = operand_bytes(point.request) / self._drawn_bytes_per_s
         return SETUP_S + drawn_s + RUNS * point.form_s * self._over.get(point.family, 1.0)
 
 

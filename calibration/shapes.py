@@ -59,6 +59,9 @@ FINE_TOKENS = (
     *(257, 320, 384, 512, 513, 768, 1536, 2048, 3072, 4096, 6144, 8192),
 )
 
+#: PyTorch's kernel for 4-bit weights reads them again for each 16 tokens.
+MOST_INT4_TOKENS = 16
+
 COARSE_SEQUENCES = (1, 4, 16, 64, 256)
 FINE_SEQUENCES = (2, 8, 32, 128, 512)
 COARSE_CONTEXTS = (64, 512, 4096)
@@ -230,6 +233,8 @@ def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
     }
     for dtype in target.dtypes:
         for m in tokens:
+            if dtype == "int4" and m > MOST_INT4_TOKENS:
+                continue
             for n, k in shapes:
                 yield _gemm(target.hardware, dtype, m, n, k)
 
@@ -245,7 +250,9 @@ def _gemm(hardware: HardwareSpec, dtype: str, m: int, n: int, k: int) -> Point:
         WEIGHT_BITS[compute],
     )
     request = {"op": "gemm", "m": m, "n": n, "k": k, "dtype": dtype}
-    return Point(f"gemm {compute}", request, {"m": m, "n": n, "k": k}, "m", float(form))
+    # Rows alone: no server has this kernel, and theirs are priced by experts of 4 bits.
+    family = "int4 weights" if dtype == "int4" else f"gemm {compute}"
+    return Point(family, request, {"m": m, "n": n, "k": k}, "m", float(form))
 
 
 def heads_of(target: Target) -> list[dict[str, int]]:

@@ -5,6 +5,7 @@ command that needs them.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -198,6 +199,16 @@ def init(
     write_text(output, text)
 
 
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Whoever ends a measurement, a time limit say: what was measured is kept."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @app.command()
 def calibrate(
     path: Annotated[
@@ -308,7 +319,7 @@ def calibrate(
             engine,
             hardware,
         )
-        with _progress("seconds") as progress:
+        with ended_as_by_ctrl_c(), _progress("seconds") as progress:
             profile, measured = measure_device(ask, progress)
         written = str(keep(profile, out, measured))
     else:

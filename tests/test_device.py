@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 import sys
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from servecast.costmodels.errors import InputError
 from servecast.costmodels.kv_format import KvFormat
 from servecast.costmodels.roofline import Roofline
 from servecast.costmodels.shape import StepShape
-from servecast.scenarios.cli import app
+from servecast.scenarios.cli import app, ended_as_by_ctrl_c
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 if not torch.cuda.is_available():
@@ -41,6 +42,9 @@ if not torch.cuda.is_available():
 from servecast.calibration.device import attention, operators, timing, worker  # noqa: E402
 
 CPU = torch.device("cpu")
+
+#: Where Triton's kernels run: compiled where there is a GPU, else in the interpreter.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HARDWARE = load_hardware("cpu")
 TINY = load_model(str(Path(__file__).parent.parent / "scenarios/library/tiny-llama.json"))
 TARGET = Target((TINY,), HARDWARE, ("float32",), 32, 512, (1, 2))
@@ -63,13 +67,14 @@ def paged_cases(draw: st.DrawFn) -> attention.Paged:
         block_size=draw(st.sampled_from([8, 16, 32, 64, 128, 256])),
         query_len=query_len,
         dtype=operators.DTYPES[draw(st.sampled_from(sorted(DTYPE_ERROR)))],
+        device=DEVICE,
         generator=torch.Generator().manual_seed(draw(st.integers(0, 2**31))),
     )
 
 
 def _close(found: Any, paged: attention.Paged) -> bool:
     name = str(paged.query.dtype).removeprefix("torch.")
-    difference = (found.double() - attention.reference(paged)).abs().max()
+    difference = (found.double().cpu() - attention.reference(paged)).abs().max()
     return bool(difference < DTYPE_ERROR[name])
 
 
@@ -102,7 +107,7 @@ def test_small_triton_kernels_are_those_of_float64(dtype: str) -> None:
     from servecast.calibration.device import triton_small
 
     def drawn(*shape: int) -> Any:
-        return torch.randn(*shape).to(operators.DTYPES[dtype])
+        return torch.randn(*shape, device=DEVICE).to(operators.DTYPES[dtype])
 
     def close(found: Any, expected: Any) -> bool:
         return bool(torch.allclose(found.double(), expected, atol=DTYPE_ERROR[dtype], rtol=1e-2))
@@ -273,6 +278,43 @@ def test_operands_that_do_not_fit_are_refused_before_they_are_drawn() -> None:
     assert found["error"].startswith("operands of")
     assert operand_bytes({"op": "chain", "parts": [huge, huge]}) == 2 * operand_bytes(huge)
     assert operand_bytes(REQUESTS[0]) == 4 * 64 * 128 + 4 * 3 * (64 + 128)
+
+
+def test_a_worker_that_leaves_its_device_unusable_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = _script(
+        tmp_path,
+        f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps(dict(device="x", pid=os.getpid())), flush=True)
+for line in sys.stdin:
+    op = json.loads(line)["op"]
+    if op == "hang":
+        import time
+        time.sleep(60)
+    reply = dict(error="broken", restart=True) if op == "break" else dict(seconds=1.0)
+    print(json.dumps(reply), flush=True)
+    if op == "break":
+        break
+""",
+    )
+    monkeypatch.setattr(measuring, "MOST_RESTARTS", 2)
+    found = measuring.Worker("cpu", python)
+    try:
+        first = found.facts["pid"]
+        assert found.ask({"op": "fine"}) == {"seconds": 1.0}
+        assert found.ask({"op": "break"})["error"] == "broken"
+        assert found.facts["pid"] != first
+        assert found.ask({"op": "fine"}) == {"seconds": 1.0}
+        # Long enough for another to come up.
+        monkeypatch.setattr(measuring, "ANSWER_S", 4.0)
+        assert found.ask({"op": "hang"})["error"] == "no answer in 4 s"
+        assert found.ask({"op": "fine"}) == {"seconds": 1.0}
+        with pytest.raises(InputError, match="given up after 2 restarts: broken"):
+            found.ask({"op": "break"})
+    finally:
+        found.close()
 
 
 def test_whatever_a_kernel_throws_is_a_refusal() -> None:
@@ -516,6 +558,13 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert device_profile(found, HARDWARE, "law", "2026-11-29").source["interrupted"] == "yes"
 
 
+def test_a_measurement_that_is_ended_is_kept_as_by_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_as_by_ctrl_c():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_what_a_device_refuses_is_told() -> None:
     target = Target((TINY,), HARDWARE, ("float32", "fp8"), 32, 64, (1,))
     found = measure(_Law(), coarse(target), (), 60.0)
@@ -549,6 +598,17 @@ def test_a_profile_that_misses_a_part_says_which(tmp_path: Path) -> None:
 def test_too_little_time_is_an_error() -> None:
     with pytest.raises(InputError, match="too little was measured"):
         device_profile(Measured({"device": "x", "kernels": "y", "threads": 1}), HARDWARE, "x", "d")
+
+
+def test_weights_of_4_bits_are_rows_alone() -> None:
+    target = Target((TINY,), load_hardware("h100-sxm"), ("bfloat16", "int4"), 16, 512, (1,))
+    points = [p for p in (*coarse(target), *fine(target)) if p.request.get("dtype") == "int4"]
+    assert {p.family for p in points} == {"int4 weights"}
+    assert max(p.shape["m"] for p in points) == 16
+    found = measure(_Law(), points[:8] + coarse(replace(target, dtypes=("bfloat16",))), (), 60.0)
+    profile = device_profile(found, target.hardware, "law", "2026-11-29")
+    assert "gemm 16bit" in profile.families
+    assert not any("int4" in name for name in profile.families)
 
 
 def test_points_of_a_model_are_its_own() -> None:

@@ -54,6 +54,11 @@ def _numbers(*shape: int, dtype: torch.dtype, device: torch.device) -> Any:
     return torch.randn(*shape, device=device).to(dtype)
 
 
+def _generation(device: torch.device) -> int:
+    """Major compute capability of a GPU; 0 elsewhere."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
 def gemm(request: Request, device: torch.device) -> list[Call]:
     """y (m, n) = x (m, k) @ W.T, weights of bfloat16, float16, float32, fp8, int8 or int4."""
     m, n, k = request["m"], request["n"], request["k"]
@@ -101,10 +106,12 @@ def experts(request: Request, device: torch.device) -> list[Call]:
     width, dtype = request["intermediate"], dtype_of(request)
     x = _numbers(met * rows, hidden, dtype=dtype, device=device)
     ends = torch.arange(1, met + 1, dtype=torch.int32, device=device) * rows
+    # Elsewhere PyTorch asks the device for the ends first, one matrix after another.
+    in_one = _generation(device) in (9, 10) and dtype == torch.bfloat16
 
     def grouped(tokens: Any, weights: Any) -> Any:
         turned = weights.transpose(1, 2)
-        if device.type == "cuda":
+        if in_one:
             return torch._grouped_mm(tokens, turned, offs=ends)
         return torch.bmm(tokens.view(met, rows, -1), turned).flatten(0, 1)
 
@@ -122,8 +129,8 @@ def experts(request: Request, device: torch.device) -> list[Call]:
 def prefill(request: Request, device: torch.device) -> list[Call]:
     """A chunk of `new` tokens behind `context` others, causal.
 
-    On Hopper and data-centre Blackwell by cuDNN's kernel where it takes the shape: PyTorch's own
-    is FlashAttention 2, which servers have left behind there.
+    Without a context on Hopper and data-centre Blackwell by cuDNN's kernel, where it takes the
+    shape: PyTorch's own is FlashAttention 2, which servers have left behind there.
     """
     heads, kv_heads, dim = request["heads"], request["kv_heads"], request["head_dim"]
     new, context = request["new"], request.get("context", 0)
@@ -131,7 +138,7 @@ def prefill(request: Request, device: torch.device) -> list[Call]:
     query = _numbers(1, heads, new, dim, **shape)
 
     attend = attention.prefill
-    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10):
+    if _generation(device) in (9, 10):
         attend = sdpa_kernel(BY_PREFERENCE, set_priority=True)(attention.prefill)
 
     def call() -> Call:

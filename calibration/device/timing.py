@@ -19,8 +19,10 @@ Call = Callable[[], Any]
 #: Relative standard error of the median at which a measurement ends.
 STABLE = 0.005
 
-#: One sample is at least so long, or the clock's own grain would show.
+#: One sample is at least so long, or the clock's own grain would show; on a GPU what lies between
+#: two replays would.
 SAMPLE_S = 2e-4
+GPU_SAMPLE_S = 1e-3
 
 #: A measurement ends after so long, sure or not.
 LIMIT_S = 0.25
@@ -30,15 +32,25 @@ FEWEST, MOST = 7, 200
 #: Samples of what is slower than the limit allows for more.
 FEWEST_SLOW = 2
 
-#: Calls of a captured graph, at least.
-LEAST_CALLS = 16
+#: A graph takes about so long, and has its calls so many times at most.
+GRAPH_S = 1e-3
+MOST_REPEATS = 256
 
-#: Operands together are so many times the cache.
-TIMES_CACHE = 2.0
+#: Cycles of a GPU in which it waits for the first replay to be there: some 100 us.
+HEAD_START_CYCLES = 200_000
 
-#: Where the cache is not known, and the most copies of small operands.
+#: Operands together are so many times the cache, in so many copies at most. A GPU's keeps a good
+#: part of twice its size.
+TIMES_CACHE, MOST_COPIES = 2.0, 64
+GPU_TIMES_CACHE, GPU_MOST_COPIES = 4.0, 256
+
+#: Where the cache is not known.
 DEFAULT_CACHE_BYTES = 32 << 20
-MOST_COPIES = 64
+
+
+class BrokenCaptureError(RuntimeError):
+    """A graph that could not be captured. PyTorch's allocator and generators may be the worse for
+    it: best measured on in a new process."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,11 @@ def cache_bytes(device: torch.device) -> int:
 
 def copies(operand_bytes: float, device: torch.device) -> int:
     """So many sets of operands that they do not stay in the cache from call to call."""
-    needed = -(-TIMES_CACHE * cache_bytes(device) // max(operand_bytes, 1.0))
-    return int(min(max(needed, 1), MOST_COPIES))
+    times, most = TIMES_CACHE, MOST_COPIES
+    if device.type == "cuda":
+        times, most = GPU_TIMES_CACHE, GPU_MOST_COPIES
+    needed = -(-times * cache_bytes(device) // max(operand_bytes, 1.0))
+    return int(min(max(needed, 1), most))
 
 
 def measure(
@@ -76,13 +91,15 @@ def measure(
 ) -> Timing:
     """Time of one call, the calls taken in turn.
 
-    `eager` launches them one by one on a GPU too, as what cannot be captured needs it.
+    `eager` launches them one by one on a GPU too, as what cannot be captured needs it. Raises
+    BrokenCaptureError where that is so and was not said.
     """
-    timed = _on_events if device.type == "cuda" else _on_clock
+    timed = _on_clock
+    sample_s = SAMPLE_S
+    if device.type == "cuda":
+        timed, sample_s = (_on_events if eager else _after_a_head_start), GPU_SAMPLE_S
     if device.type == "cuda" and not eager:
-        # What a replay itself takes is spread over several calls.
-        calls = list(calls) * max(1, LEAST_CALLS // len(calls))
-        run = _graph(calls)
+        run, calls = _graph(calls)
     else:
         run = _loop(calls)
     end = time.perf_counter() + limit_s
@@ -90,7 +107,7 @@ def measure(
     once = timed(run, 1)
     # What takes longer than the limit is warm by now, and counted.
     samples = [once / len(calls)] if once > limit_s else []
-    rounds = max(1, int(SAMPLE_S / max(once, 1e-9)))
+    rounds = max(1, int(sample_s / max(once, 1e-9)))
     while len(samples) < MOST:
         samples.append(timed(run, rounds) / rounds / len(calls))
         late = time.perf_counter() > end
@@ -115,23 +132,27 @@ def _loop(calls: Sequence[Call]) -> Call:
     return run
 
 
-def _graph(calls: Sequence[Call]) -> Call:
-    """One replay of all calls, as a server replays a step: what launching costs is not in it."""
+def _graph(calls: Sequence[Call]) -> tuple[Call, Sequence[Call]]:
+    """One replay of all calls, as a server replays a step: what launching costs is not in it.
+
+    Calls that are over soon are in it several times, as the second value has them: what a replay
+    itself takes is spread over them.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         _loop(calls)()
+        once_s = _on_events(_loop(calls), 1)
     torch.cuda.current_stream().wait_stream(stream)
+    repeats = min(MOST_REPEATS, max(1, round(GRAPH_S / max(once_s, 1e-9))))
+    calls = list(calls) * repeats
     graph = torch.cuda.CUDAGraph()
-    ordinary = torch.cuda.current_stream()
     try:
         with torch.cuda.graph(graph):
             _loop(calls)()
-    except BaseException:
-        # A broken capture leaves its stream behind as the current one.
-        torch.cuda.set_stream(ordinary)
-        raise
-    return graph.replay
+    except Exception as error:
+        raise BrokenCaptureError(f"not captured: {error}") from error
+    return graph.replay, calls
 
 
 def _on_events(run: Call, rounds: int) -> float:
@@ -142,6 +163,12 @@ def _on_events(run: Call, rounds: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def _after_a_head_start(run: Call, rounds: int) -> float:
+    """The clock starts when the first replay is on its way, not while the host still sends it."""
+    torch.cuda._sleep(HEAD_START_CYCLES)
+    return _on_events(run, rounds)
 
 
 def _on_clock(run: Call, rounds: int) -> float:

@@ -29,7 +29,10 @@ MOST_TILE = 128
 #: own.
 PROGRAMS_PER_MULTIPROCESSOR = 2
 LEAST_PART_TOKENS = 256
-MOST_PARTS = 64
+MOST_PARTS = 128
+
+#: Rows from which a program has twice the threads: its sums would not fit into the registers.
+MANY_ROWS = 128
 
 #: Read when Triton is imported, as Triton itself does.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -160,6 +163,10 @@ class Plan:
         }
 
     @property
+    def warps(self) -> int:
+        return 8 if self.part_constants["rows_padded"] >= MANY_ROWS else 4
+
+    @property
     def join_constants(self) -> dict[str, int]:
         return {
             "dim": self.dim,
@@ -223,6 +230,7 @@ def paged_attention(paged: Paged, parts: int = 1) -> Any:
         own.dim**-0.5,
         paged.table.stride(0),
         **own.part_constants,
+        num_warps=own.warps,
     )
     if parts > 1:
         _join_kernel[(rows,)](results, weights, out, **own.join_constants)

@@ -1,7 +1,8 @@
 """Answers requests for measurements: `python -m servecast.calibration.device.worker DEVICE`.
 
 First a line of facts about the device; then, for each JSON line on its input, one on its output:
-`{"seconds", "noise", "runs"}` or `{"error"}`. Ends with its input.
+`{"seconds", "noise", "runs"}` or `{"error"}`. Ends with its input, and after an error with
+`"restart"`, which leaves the device in a state of its own.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import torch
 from servecast.calibration.device import collectives, operators
 from servecast.calibration.device.operators import Builder, Request
 from servecast.calibration.device.sizes import operand_bytes
-from servecast.calibration.device.timing import cache_bytes, measure
+from servecast.calibration.device.timing import BrokenCaptureError, Call, cache_bytes, measure
 
 #: Share of the memory that operands may take, and bytes of them on a CPU, where drawing them is
 #: slow.
@@ -76,7 +77,8 @@ def facts(device: torch.device, whose: str) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "cuda": torch.version.cuda,
         }
-        found |= driver_says(device, {"driver": "driver_version"})
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found |= driver_says(device, {"driver": "driver_version"}, lambda: time.sleep(0.01))
         found["kernels"] = "torch, and Triton kernels of our own (decode attention, small ones)"
         with contextlib.suppress(Exception):
             import triton
@@ -85,20 +87,31 @@ def facts(device: torch.device, whose: str) -> dict[str, Any]:
     return found
 
 
-def driver_says(device: torch.device, asked: Mapping[str, str]) -> dict[str, str]:
-    """What `nvidia-smi --query-gpu` has of a GPU, by our names; nothing where it is not there."""
+def driver_says(device: torch.device, asked: Mapping[str, str], meanwhile: Call) -> dict[str, str]:
+    """What `nvidia-smi --query-gpu` has of a GPU, by our names; nothing where it is not there.
+
+    `meanwhile` is done again and again until the answer is there: clocks of a GPU that waits for
+    it would be idle ones.
+    """
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     which = [] if uuid is None else ["-i", f"GPU-{uuid}"]
     command = ["nvidia-smi", *which, f"--query-gpu={','.join(asked.values())}"]
     try:
-        told = subprocess.run(
+        process = subprocess.Popen(
             [*command, "--format=csv,noheader,nounits"],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        )
+    except OSError:
+        return {}
+    with process:
+        end = time.monotonic() + PATIENCE_S
+        while process.poll() is None and time.monotonic() < end:
+            meanwhile()
+        process.kill()
+        told = process.communicate()[0]
+    if process.returncode:
         return {}
     values = [value.strip() for value in told.partition("\n")[0].split(",")]
     return {name: value for name, value in zip(asked, values, strict=False) if value}
@@ -108,7 +121,7 @@ def clocks(device: torch.device) -> dict[str, float]:
     """Clocks, temperature and power now, where the driver tells."""
     found: dict[str, float] = {}
     if device.type == "cuda":
-        for name, value in driver_says(device, DRIVER_CLOCKS).items():
+        for name, value in driver_says(device, DRIVER_CLOCKS, work(device)).items():
             with contextlib.suppress(ValueError):
                 found[name] = float(value)
     else:
@@ -129,7 +142,8 @@ def _cpu_name() -> str:
 def answer(
     request: Request, device: torch.device, builders: Mapping[str, Builder]
 ) -> dict[str, Any]:
-    """Measure what is asked, or say why not."""
+    """Measure what is asked, or say why not; with "restart" where nothing more can be measured in
+    this process."""
     if request["op"] == "clocks":
         return {"clocks": clocks(device)}
     try:
@@ -147,9 +161,14 @@ def answer(
     except Exception as error:
         # A device may refuse in many ways: no such kernel, out of memory, a compiler's own error.
         calls = []
-        if device.type == "cuda":
+        reply: dict[str, Any] = {
+            "error": " ".join(str(error).split())[:200] or type(error).__name__
+        }
+        if isinstance(error, BrokenCaptureError) or "CUDA error" in str(error):
+            reply["restart"] = True
+        elif device.type == "cuda":
             torch.cuda.empty_cache()
-        return {"error": " ".join(str(error).split())[:200] or type(error).__name__}
+        return reply
     return {"seconds": timing.seconds, "noise": timing.noise, "runs": timing.runs}
 
 
@@ -164,13 +183,30 @@ def room_bytes(device: torch.device) -> float:
     return min(MEMORY_SHARE * whole, float(MOST_CPU_BYTES))
 
 
-def warm_up(device: torch.device) -> None:
-    """Work for a second: an idle GPU's clocks take a while to rise."""
+def work(device: torch.device) -> Call:
+    """Something to do for a GPU, a millisecond or so."""
     x = torch.randn(4096, 4096, device=device, dtype=torch.float16)
-    end = time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < end:
+
+    def call() -> None:
         torch.mm(x, x)
         torch.cuda.synchronize(device)
+
+    return call
+
+
+def made_ready(device: torch.device) -> str:
+    """Why kernels of our own do not run on a GPU, or "". Its clocks are up by then."""
+    try:
+        from servecast.calibration.device import triton_small
+
+        triton_small.silu_times(torch.randn(2, 64, device=device))
+        call, end = work(device), time.perf_counter() + WARM_UP_S
+        while time.perf_counter() < end:
+            call()
+    except Exception as error:
+        # Triton needs a C compiler and the driver's library, and says so in its own ways.
+        return "Triton does not run here: " + (" ".join(str(error).split())[:200])
+    return ""
 
 
 def main() -> None:
@@ -183,14 +219,17 @@ def main() -> None:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if why := made_ready(device):
+            print(json.dumps({"error": why}), file=output, flush=True)
+            return
     whose, builders = kernels(device, sys.argv[2] if len(sys.argv) > 2 else "auto")
     print(json.dumps(facts(device, whose)), file=output, flush=True)
     with torch.inference_mode():
-        if device.type == "cuda":
-            warm_up(device)
         for line in sys.stdin:
             reply = answer(json.loads(line), device, builders)
             print(json.dumps(reply), file=output, flush=True)
+            if reply.get("restart"):
+                return
 
 
 if __name__ == "__main__":
