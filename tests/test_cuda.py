@@ -113,7 +113,7 @@ def test_the_driver_is_asked_by_the_gpus_own_number(
 
     def smi(text: str) -> None:
         path = tmp_path / "nvidia-smi"
-        path.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\n{text}\n")
+        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{text}\n')
         path.chmod(0o755)
 
     done: list[int] = []
