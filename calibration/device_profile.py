@@ -109,6 +109,8 @@ def _source(measured: Measured, date: str) -> dict[str, str]:
         "minutes": f"{measured.seconds / 60:.1f}",
         "noise": f"{noise:.2%} (median relative standard error)",
     }
+    if measured.changed is not None:
+        found["measured again"] = f"{measured.changed:.1%} apart (median)"
     found |= {
         name: str(facts[name])
         for name in ("driver", "torch", "triton", "cuda", "cudnn", "python")

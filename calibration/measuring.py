@@ -1,6 +1,7 @@
 """Measuring a device within a time budget: what was planned first, then where it is least known."""
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -8,9 +9,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,9 +38,15 @@ AGREED = 0.02
 UNKNOWN = 1.0
 FAR = 4.0
 
-#: Share of the budget that the coarse points may take, and of it a single point.
+#: Share of the budget that the coarse points may take, and of it a single point; and that is over
+#: before rows are looked at again.
 COARSE_SHARE = 0.7
 POINT_SHARE = 0.02
+REFINED_SHARE = 0.9
+
+#: Rows that are looked at again, and what they may differ by in the median before all are.
+SAMPLED = 24
+AGAIN_WITHIN = 0.02
 
 #: So often the device's clocks are noted down in a budget.
 CLOCKS_SEEN = 10
@@ -67,6 +74,8 @@ class Measured:
     ----------
     facts : of the device, as the worker tells them
     refused : family to why the device has no such kernel
+    changed : median relative difference of rows measured again, minutes later; None where there was
+        no time for that
     """
 
     facts: dict[str, Any]
@@ -75,6 +84,7 @@ class Measured:
     clocks: list[dict[str, float]] = field(default_factory=list)
     all_reduce: dict[int, dict[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
+    changed: float | None = None
 
 
 class Worker:
@@ -248,7 +258,7 @@ def measure(
         taken = {id(row.point) for row in found.rows}
         left = {id(point): point for point in (*coarse, *fine) if id(point) not in taken}
         left = {key: point for key, point in left.items() if point.axis}
-        while left and gone() < budget_s:
+        while left and gone() < REFINED_SHARE * budget_s:
             rest = [p for p in left.values() if slow.expected_s(p) < budget_s - gone()]
             chosen = _least_known(found.rows, rest)
             if chosen is None:
@@ -256,6 +266,7 @@ def measure(
             del left[id(chosen)]
             take(chosen)
             slow.learn(found.rows)
+        _look_again(worker, found, lambda: gone() < budget_s)
         found.clocks.append(worker.ask({"op": "clocks"}).get("clocks", {}))
     except KeyboardInterrupt:
         found.facts["interrupted"] = True
@@ -264,6 +275,32 @@ def measure(
         found.facts["interrupted"] = str(error)
     found.seconds = time.monotonic() - start
     return found
+
+
+def _look_again(worker: Worker, found: Measured, has_time: Callable[[], bool]) -> None:
+    """Measure a sample again, and all twice more where it has changed: a machine that others use
+    too is slower for minutes, and the median of looks that are minutes apart is less so."""
+    looks = [[row.seconds] for row in found.rows]
+    if len(looks) < SAMPLED:
+        return
+    sample = range(0, len(looks), len(looks) // SAMPLED)
+    rest = sorted(set(range(len(looks))) - set(sample))
+
+    def look(rows: Iterable[int]) -> None:
+        for at in rows:
+            if not has_time():
+                return
+            reply = worker.ask(found.rows[at].point.request)
+            if "error" not in reply:
+                looks[at].append(reply["seconds"])
+                found.rows[at] = replace(found.rows[at], seconds=float(np.median(looks[at])))
+
+    look(sample)
+    changes = [abs(math.log(seen[1] / seen[0])) for seen in looks if len(seen) > 1]
+    if changes:
+        found.changed = float(np.median(changes))
+        if found.changed > AGAIN_WITHIN:
+            look((*rest, *sample, *rest))
 
 
 class _Slowness:

@@ -551,6 +551,34 @@ def test_more_is_measured_where_neighbours_disagree() -> None:
     assert {request["n"] for request in later} == {2}
 
 
+def test_a_machine_that_changes_is_looked_at_again() -> None:
+    """Of three looks, one of them while others work on the machine, the median is taken."""
+
+    class Shared(_Law):
+        def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            reply = super().ask(request)
+            if "seconds" in reply and len(self.asked) <= self.slow_until:
+                reply["seconds"] *= 1.3
+            return reply
+
+        slow_until = 0
+
+    points = coarse(TARGET)
+    steady = Shared()
+    found = measure(steady, points, (), 60.0)
+    assert found.changed == 0.0
+    assert len(found.rows) + measuring.SAMPLED <= len(steady.asked) <= 1.2 * len(found.rows)
+
+    shared = Shared()
+    shared.slow_until = len(found.rows)
+    found = measure(shared, points, (), 60.0)
+    assert found.changed == pytest.approx(np.log(1.3))
+    assert len(shared.asked) == 3 * len(found.rows)
+    assert all(row.seconds == pytest.approx(_Law.seconds(row.point.request)) for row in found.rows)
+    profile = device_profile(found, HARDWARE, "law", "2026-11-29")
+    assert profile.source["measured again"] == "26.2% apart (median)"
+
+
 def test_ctrl_c_keeps_what_was_measured() -> None:
     found = measure(_Law(interrupt_after=60), coarse(TARGET), fine(TARGET), 60.0)
     assert len(found.rows) == 59

@@ -3,8 +3,9 @@
 A job in JSON on its input: `engine` ("vllm" or "transformers"), `config` (a Hugging Face
 configuration; weights are random), `flags`, `environment`, and `loads`: lists of requests with
 `arrival_s`, `prompt` (token ids) and `output_tokens`, or with `concurrency` for a closed loop. With
-`ballast` (`layer_bytes`, `head_bytes`) so much is read before each layer and each step, and left out
-of all times. One line of JSON comes back: what was served when, and each step's batch and wall time.
+`ballast` (`layer_bytes`, `head_bytes`) so much is read before each layer and each step, and left
+out of all times. One line of JSON comes back: what was served when, and each step's batch and wall
+time.
 """
 
 import json
