@@ -21,6 +21,7 @@ from servecast.scenarios.build import (
 )
 from servecast.scenarios.drafting import acceptance_source
 from servecast.scenarios.factors import change
+from servecast.scenarios.idle_keys import idle_keys
 from servecast.scenarios.load import LoadedScenario
 from servecast.scenarios.schema import Scenario
 from servecast.scenarios.workload import build_requests
@@ -149,6 +150,7 @@ def _replicate(
     progress: Progress | None,
 ) -> tuple[dict[str, Any], RunFacts, Trace]:
     table, warnings = load[0], list(load[1])
+    warnings += idle_keys(loaded.scenario, deployment.hardware)
     if deployment.engine["batching"] == "static" and any(
         clause.startswith(("itl", "tpot")) for clause in loaded.scenario.sla
     ):

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import servecast.scenarios
+from servecast.costmodels.catalogue import load_hardware
 from servecast.costmodels.errors import InputError
 from servecast.scenarios import slas, traces
+from servecast.scenarios.idle_keys import idle_keys
 from servecast.scenarios.load import LoadedScenario, load_scenario, to_json_schema
 from servecast.scenarios.schema import Scenario, TraceFormat
 from servecast.scenarios.yamlfile import parse
@@ -373,3 +375,34 @@ def test_trace_formats_are_those_that_are_read() -> None:
 def test_defaults_leave_the_engine_to_vllm() -> None:
     engine = Scenario.model_fields["engine"].get_default(call_default_factory=True)
     assert set(engine.model_dump().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["engine.batch_wait_s=0.2"], "engine.batch_wait_s: has no effect without batching"),
+        (["engine.batch_wait_s=0.2", "engine.batching=static"], None),
+        (["engine.swap_space=8"], "engine.swap_space: has no effect without preemption_mode"),
+        (["engine.swap_space=8", "engine.preemption_mode=swap"], None),
+        (["engine.gpu_memory_utilization=0.8"], None),
+        (
+            ["engine.gpu_memory_utilization=0.8", "hardware=cerebras-wse3"],
+            "engine.gpu_memory_utilization: has no effect on cerebras-wse3",
+        ),
+        (
+            ["workload.classes=[{name: a, weight: 1, acceptance: {kind: mean, acceptance_length: 2}}]"],
+            "workload.classes.a.acceptance: has no effect without engine.speculative_config",
+        ),
+    ],
+)
+def test_keys_that_do_nothing_are_told(changes: list[str], told: str | None) -> None:
+    loaded = load_scenario(FOLDER / "library/chat-h100.yaml", changes)
+    found = idle_keys(loaded.scenario, load_hardware(loaded.scenario.hardware))
+    assert len(found) == (told is not None)
+    assert told is None or found[0].startswith(told)
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.stem)
+def test_bundled_scenarios_have_no_idle_keys(path: Path) -> None:
+    scenario = load_scenario(path).scenario
+    assert idle_keys(scenario, load_hardware(scenario.hardware)) == []

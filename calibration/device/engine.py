@@ -243,6 +243,9 @@ class Transformers:
             allow_block_sharing=flags["enable_prefix_caching"],
             # PyTorch's own attention is everywhere, and what is calibrated.
             auto_switch_to_flash=False,
+            # Of itself it would have both on a GPU.
+            use_cuda_graph=not flags.get("enforce_eager", True),
+            use_async_batching=bool(flags.get("async_scheduling", False)),
         )
         self._clock = Clock()
         self._ballast = Ballast(self._clock, **ballast)
