@@ -390,7 +390,9 @@ def test_defaults_leave_the_engine_to_vllm() -> None:
             "engine.gpu_memory_utilization: has no effect on cerebras-wse3",
         ),
         (
-            ["workload.classes=[{name: a, weight: 1, acceptance: {kind: mean, acceptance_length: 2}}]"],
+            [
+                "workload.classes=[{name: a, weight: 1, acceptance: {kind: mean, acceptance_length: 2}}]"
+            ],
             "workload.classes.a.acceptance: has no effect without engine.speculative_config",
         ),
     ],
