@@ -20,6 +20,7 @@ from servecast.scenarios.schema import Scenario, TraceFormat
 from servecast.scenarios.yamlfile import parse
 
 FOLDER = Path(servecast.scenarios.__file__).parent
+LUCKLESS = "{kind: mean, acceptance_length: 2}"
 LIBRARY = sorted((FOLDER / "library").glob("*.yaml"))
 
 GOOD = """\
@@ -390,9 +391,7 @@ def test_defaults_leave_the_engine_to_vllm() -> None:
             "engine.gpu_memory_utilization: has no effect on cerebras-wse3",
         ),
         (
-            [
-                "workload.classes=[{name: a, weight: 1, acceptance: {kind: mean, acceptance_length: 2}}]"
-            ],
+            [f"workload.classes=[{{name: a, weight: 1, acceptance: {LUCKLESS}}}]"],
             "workload.classes.a.acceptance: has no effect without engine.speculative_config",
         ),
     ],
