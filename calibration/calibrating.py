@@ -25,8 +25,9 @@ MESSAGES = tuple(2**power for power in range(10, 25, 2))
 FORM_FACTORS = {"hbm3": "sxm", "hbm2e": "sxm", "pcie": "pcie"}
 OTHERS = {"nvl", "laptop", "mobile", "max", "q", "super", "ti", "d", "mig"}
 
-#: More than any cache: what is beyond changes nothing.
-MOST_BALLAST_BYTES = 256 << 20
+#: Ballast of so many times the last-level cache drives all out of it; what is beyond changes
+#: nothing.
+BALLAST_CACHES = 4.0
 
 #: How far the memory may be off the catalogue's.
 MEMORY_OFF = 0.15
@@ -81,19 +82,20 @@ def run_campaign(
 
 
 def _host(worker: Worker, campaign: Campaign, target: Target) -> Host:
-    ballast = _ballast(target) if campaign.device == "cpu" else {}
+    cache_bytes = float(worker.facts["cache_bytes"])
+    ballast = _ballast(target, cache_bytes) if campaign.device == "cpu" else {}
     jobs = engines.null_jobs(campaign.engine, campaign.flags, campaign.environment, ballast)
     own = {number: _null_layer_s(worker, target, number) for number in engines.SEQUENCES}
     return engines.measure_host(campaign.python, jobs, own.__getitem__)
 
 
-def _ballast(target: Target) -> dict[str, int]:
-    """Bytes of a layer's weights, and of the head's, of the first model."""
+def _ballast(target: Target, cache_bytes: float) -> dict[str, int]:
+    """Bytes of a layer's weights, and of the head's, of the first model, as far as they matter."""
     model, tensor = target.models[0], target.splits[0]
     each = BYTES_OF_DTYPE[target.dtype]
     layers = sum(matrix.parameters for matrix in layer_matrices(model, tensor)) / model.num_layers
     sizes = {"layer_bytes": layers * each, "head_bytes": lm_head(model, tensor).parameters * each}
-    return {name: int(min(size, MOST_BALLAST_BYTES)) for name, size in sizes.items()}
+    return {name: int(min(size, BALLAST_CACHES * cache_bytes)) for name, size in sizes.items()}
 
 
 def _all_reduces(worker: Worker, device: str) -> dict[int, dict[float, float]]:

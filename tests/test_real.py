@@ -363,11 +363,12 @@ def test_ballast_is_as_large_as_the_models_weights() -> None:
     target = Target((model,), load_hardware("cpu"), ("float32",), 32, 512, (1,))
     head = 4 * model.vocab_size * model.hidden_size
     layers = 4 * (parameters(model) - embedding_parameters(model))
-    found = calibrating._ballast(target)
+    cache = 1 << 25
+    found = calibrating._ballast(target, cache)
     assert found == {"layer_bytes": layers // model.num_layers, "head_bytes": head}
     huge = load_model("meta-llama/Llama-3.1-70B-Instruct")
-    most = calibrating._ballast(replace(target, models=(huge,)))
-    assert set(most.values()) == {calibrating.MOST_BALLAST_BYTES}
+    most = calibrating._ballast(replace(target, models=(huge,)), cache)
+    assert set(most.values()) == {4 * cache}
 
 
 def test_clients_send_when_it_is_time_or_one_by_one() -> None:
