@@ -74,6 +74,7 @@ class Measured:
     ----------
     facts : of the device, as the worker tells them
     refused : family to why the device has no such kernel
+    broken : families that cost a process, and are left alone from then on
     changed : median relative difference of rows measured again, minutes later; None where there was
         no time for that
     """
@@ -81,6 +82,7 @@ class Measured:
     facts: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
     clocks: list[dict[str, float]] = field(default_factory=list)
     all_reduce: dict[int, dict[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -239,6 +241,8 @@ def measure(
 
     def take(point: Point) -> None:
         reply = worker.ask(point.request)
+        if reply.get("restart"):
+            found.broken.add(point.family)
         if "error" in reply:
             found.refused.setdefault(point.family, str(reply["error"]))
             return
@@ -252,14 +256,25 @@ def measure(
             # What is dear waits until its family is known to allow it.
             if gone() > COARSE_SHARE * budget_s:
                 break
+            if point.family in found.broken:
+                continue
             if slow.expected_s(point) < POINT_SHARE * budget_s:
                 take(point)
                 slow.learn(found.rows)
         taken = {id(row.point) for row in found.rows}
         left = {id(point): point for point in (*coarse, *fine) if id(point) not in taken}
-        left = {key: point for key, point in left.items() if point.axis}
+        # A family of which nothing could be measured would be doubted most.
+        there = {row.point.family for row in found.rows}
+        given_up = (found.refused.keys() - there) | found.broken
+        left = {
+            key: point for key, point in left.items() if point.axis and point.family not in given_up
+        }
         while left and gone() < REFINED_SHARE * budget_s:
-            rest = [p for p in left.values() if slow.expected_s(p) < budget_s - gone()]
+            rest = [
+                point
+                for point in left.values()
+                if slow.expected_s(point) < budget_s - gone() and point.family not in found.broken
+            ]
             chosen = _least_known(found.rows, rest)
             if chosen is None:
                 break
@@ -290,6 +305,8 @@ def _look_again(worker: Worker, found: Measured, has_time: Callable[[], bool]) -
         for at in rows:
             if not has_time():
                 return
+            if found.rows[at].point.family in found.broken:
+                continue
             reply = worker.ask(found.rows[at].point.request)
             if "error" not in reply:
                 looks[at].append(reply["seconds"])

@@ -601,6 +601,29 @@ def test_what_a_device_refuses_is_told() -> None:
     assert profile.source["not measured"] == "gemm fp8: no such unit"
 
 
+def test_what_costs_a_process_is_left_alone() -> None:
+    class Fragile(_Law):
+        def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+            reply = super().ask(request)
+            breaks = request["op"] == "prefill" and request["new"] >= 64
+            return {"error": "not captured", "restart": True} if breaks else reply
+
+    law = Fragile()
+    found = measure(law, coarse(TARGET), fine(TARGET), 60.0)
+    # Once of prompts, and once of chunks behind a context.
+    assert found.broken == {"prefill 32", "chunk"}
+    assert sum(request["op"] == "prefill" and request["new"] >= 64 for request in law.asked) == 2
+    assert {"gemm 32bit", "decode 32"} <= {row.point.family for row in found.rows}
+
+
+def test_what_is_refused_is_not_asked_for_again_and_again() -> None:
+    target = Target((TINY,), HARDWARE, ("float32", "fp8"), 32, 64, (1,))
+    law = _Law()
+    measure(law, coarse(target), fine(target), 60.0)
+    frame = sum(point.request.get("dtype") == "fp8" for point in coarse(target))
+    assert sum(request.get("dtype") == "fp8" for request in law.asked) == frame
+
+
 def test_a_worker_that_dies_leaves_what_it_gave() -> None:
     class Mortal(_Law):
         def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
