@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from servecast.calibration.store import AXES, Family, KernelProfile
+from servecast.calibration.fit import over_plain_form
+from servecast.calibration.store import AXES, KernelProfile
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import WEIGHT_BITS, Curve, gemm_form_s
+from servecast.costmodels.kernels import Curve
 from servecast.costmodels.specs import HardwareSpec
 
 FloatArray = npt.NDArray[np.float64]
@@ -81,7 +82,7 @@ def _ratios(
         else:
             grids = np.meshgrid(*(np.asarray(axis) for axis in own.grid.axes), indexing="ij")
             points = [grid.ravel() for grid in grids]
-            seen = _correction(name, own, points, hardware)
+            seen = over_plain_form(name, own, points, hardware)
         inside = np.all(
             [
                 (axis[0] <= point) & (point <= axis[-1])
@@ -89,7 +90,7 @@ def _ratios(
             ],
             axis=0,
         )
-        yield name, (seen / _correction(name, theirs, points, hardware))[inside]
+        yield name, (seen / over_plain_form(name, theirs, points, hardware))[inside]
     curves: list[tuple[str, Curve | None, Curve | None]] = [
         ("small kernels of a layer", profile.small, other.small),
         ("sampling", profile.sampling, other.sampling),
@@ -100,23 +101,6 @@ def _ratios(
         if first is not None and second is not None:
             shared = [size for size in first.sizes if second.sizes[0] <= size <= second.sizes[-1]]
             yield name, np.array([first.at(size) / second.at(size) for size in shared])
-
-
-def _correction(
-    name: str, family: Family, points: list[FloatArray], hardware: HardwareSpec
-) -> FloatArray:
-    """Times over the form without tiles."""
-    found = family.grid.factor(*points)
-    if family.tile_rows > 1:
-        compute = name.split(" ")[1]
-        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
-        m, n, k = points
-        tiled, whole = (
-            gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], rows)
-            for rows in (family.tile_rows, 1)
-        )
-        found = found * tiled / whole
-    return found
 
 
 def _difference(name: str, ratios: FloatArray) -> Difference | None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from servecast.calibration.fit import Rows, fit_curve, fit_family
+from servecast.calibration.fit import (
+    Rows,
+    fit_curve,
+    fit_family,
+    fit_matrices,
+    over_plain_form,
+)
 from servecast.calibration.measuring import Measured, Row
 from servecast.calibration.store import AXES, Family, Host, KernelProfile
 from servecast.costmodels.errors import InputError
@@ -26,6 +32,13 @@ ALONG = {
     "packed": ("new", "context"),
     "experts": ("rows",),
 }
+
+#: Along what gaps are filled first: matrices are measured at more tokens where neighbours disagree,
+#: one shape here and another there.
+FIRST = {"gemm": ("m",), "experts": ("rows",)}
+
+#: Rows are few: tiles of matrices must be worth it.
+TILES_WORTH = 0.9
 
 #: Points that a family needs, or its grid says nothing.
 FEWEST = 4
@@ -49,7 +62,7 @@ def device_profile(
     for family, rows in groups.items():
         kind = family.split(" ")[0]
         if kind in AXES and len(rows) >= FEWEST and rows[0].point.form_s and _wide(kind, rows):
-            families[family] = fit_family(kind, as_rows(kind, rows), FEW, 1, ALONG[kind])
+            families[family] = _fitted(family, rows, hardware)
     if not any(family.startswith("gemm") for family in families):
         why = next((w for f, w in measured.refused.items() if f.startswith("gemm")), "")
         raise InputError(f"too little was measured for a profile: {why or 'give more --minutes'}")
@@ -68,6 +81,15 @@ def device_profile(
         host=host,
         extras=_extras(groups),
     )
+
+
+def _fitted(family: str, rows: Sequence[Row], hardware: HardwareSpec) -> Family:
+    kind, key = family.split(" ")
+    along, first = ALONG[kind], FIRST.get(kind, ())
+    if kind == "gemm":
+        own = as_rows(kind, rows)
+        return fit_matrices(own, key, hardware, FEW, 1, along, first, TILES_WORTH)
+    return fit_family(kind, as_rows(kind, rows), FEW, 1, along, first)
 
 
 def _wide(kind: str, rows: Sequence[Row]) -> bool:
@@ -205,7 +227,9 @@ def _key(request: Mapping[str, Any]) -> str:
     return repr(sorted((key, str(value)) for key, value in request.items()))
 
 
-def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
+def write_rows(
+    measured: Measured, profile: KernelProfile, hardware: HardwareSpec, path: Path
+) -> None:
     """All rows as Parquet: family, coordinates, seconds, form, what the profile gives, noise."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -217,7 +241,7 @@ def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
             "block_size": float(row.point.request.get("block_size", np.nan)),
             "seconds": row.seconds,
             "form_s": row.point.form_s,
-            "fitted_s": fitted_s(profile, row),
+            "fitted_s": fitted_s(profile, hardware, row),
             "noise": row.noise,
             "runs": row.runs,
             "request": repr(dict(row.point.request)),
@@ -228,7 +252,7 @@ def write_rows(measured: Measured, profile: KernelProfile, path: Path) -> None:
     pq.write_table(pa.table({name: [row.get(name) for row in table] for name in columns}), path)
 
 
-def fitted_s(profile: KernelProfile, row: Row) -> float:
+def fitted_s(profile: KernelProfile, hardware: HardwareSpec, row: Row) -> float:
     """What a profile gives for a row of a family, or of a block size; NaN for others."""
     name, factor = row.point.family, 1.0
     if name == "block_size":
@@ -237,8 +261,9 @@ def fitted_s(profile: KernelProfile, row: Row) -> float:
     family = profile.families.get(name)
     if family is None:
         return float("nan")
-    at = (float(row.point.shape[axis]) for axis in AXES[name.split(" ")[0]])
-    return factor * row.point.form_s * float(family.grid.factor(*at)[0])
+    at = [np.array([float(row.point.shape[axis])]) for axis in AXES[name.split(" ")[0]]]
+    found = over_plain_form(name, family, at, hardware)
+    return factor * row.point.form_s * float(found[0])
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

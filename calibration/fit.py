@@ -66,9 +66,11 @@ class HeldOut:
     log_errors: FloatArray
 
 
-def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]]) -> Grid:
+def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]], first: Sequence[str] = ()) -> Grid:
     """Median corrections of the rows nearest to each grid point, gaps filled from neighbours.
 
+    Gaps along the axes of `first`, from the last, are filled before those along others: a device is
+    measured at more points of some shapes than of others, and one shape says little of the next.
     Raises ValueError without rows.
     """
     if not len(rows.seconds):
@@ -86,7 +88,9 @@ def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]]) -> Grid:
     starts = np.flatnonzero(np.diff(flat[order], prepend=-1))
     for group in np.split(order, starts)[1:]:
         values[flat[group[0]]] = np.median(correction[group])
-    filled = _fill(values.reshape(shape), logs)
+    ahead = [names.index(name) for name in reversed(first)]
+    behind = [axis for axis in reversed(range(len(names))) if axis not in ahead]
+    filled = _fill(values.reshape(shape), logs, [*ahead, *behind])
     return Grid(tuple(tuple(float(x) for x in axes[name]) for name in names), filled)
 
 
@@ -106,10 +110,10 @@ def _nearest(logs: FloatArray, points: FloatArray) -> npt.NDArray[np.int64]:
     return np.searchsorted(edges, points).astype(np.int64)
 
 
-def _fill(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
-    """Gaps along each axis in turn, from the last: interpolated, and flat beyond the ends."""
+def _fill(values: FloatArray, logs: Sequence[FloatArray], order: Sequence[int]) -> FloatArray:
+    """Gaps along one axis after another: interpolated, and flat beyond the ends."""
     values = values.copy()
-    for axis in reversed(range(values.ndim)):
+    for axis in order:
         lines = np.moveaxis(values, axis, -1)
         for at in np.ndindex(lines.shape[:-1]):
             line = lines[at]
@@ -119,14 +123,21 @@ def _fill(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
     return np.where(np.isnan(values), np.nanmedian(values), values)
 
 
-def held_out(rows: Rows, axes: Mapping[str, Sequence[float]], along: Sequence[str] = ()) -> HeldOut:
-    """Errors over all dimensions, or those `along`, that have enough coordinates to leave some out.
+def held_out(
+    rows: Rows,
+    axes: Mapping[str, Sequence[float]],
+    along: Sequence[str] = (),
+    first: Sequence[str] = (),
+) -> HeldOut:
+    """Errors over all dimensions, or those `along`, that have enough coordinates to leave some out;
+    `first` as `fit_grid` has it.
 
     Where none has enough for a quarter of them to be left out, they go one at a time.
     """
     if rows.whole is not None:
         wholes = np.unique(rows.whole)
-        return _summed_up(rows, [_missed(rows, rows.whole == at, axes) for at in wholes])
+        errors = [_missed(rows, rows.whole == at, axes, first) for at in wholes]
+        return _summed_up(rows, errors)
     columns = {name: rows.shape[name] for name in (along or rows.shape)}
     enough = any(len(np.unique(column)) > LEFT_OUT_EVERY for column in columns.values())
     errors = []
@@ -143,17 +154,20 @@ def held_out(rows: Rows, axes: Mapping[str, Sequence[float]], along: Sequence[st
             if (enough and len(measured) <= LEFT_OUT_EVERY) or not out.any():
                 continue
             kept = {**axes, name: [x for x in axes[name] if x not in gone] or list(axes[name])}
-            errors.append(_missed(rows, out, kept))
+            errors.append(_missed(rows, out, kept, first))
     return _summed_up(rows, errors)
 
 
 def _missed(
-    rows: Rows, out: npt.NDArray[np.bool_], axes: Mapping[str, Sequence[float]]
+    rows: Rows,
+    out: npt.NDArray[np.bool_],
+    axes: Mapping[str, Sequence[float]],
+    first: Sequence[str],
 ) -> FloatArray:
     """Log errors of some rows, by a fit of the others; none where those are all."""
     if out.all():
         return np.zeros(0)
-    grid = fit_grid(rows.take(~out), axes)
+    grid = fit_grid(rows.take(~out), axes, first)
     seen = rows.take(out)
     errors: FloatArray = np.log(
         seen.form_s * grid.factor(*(seen.shape[key] for key in axes)) / seen.seconds
@@ -228,11 +242,12 @@ def fit_family(
     few: int = FEW,
     narrowest: float = NARROWEST,
     along: Sequence[str] = (),
+    first: Sequence[str] = (),
 ) -> Family:
     """A grid over the family's usual points, with its errors on shapes left out.
 
-    `few` and `narrowest` in place of `FEW` and `NARROWEST`, `along` as `held_out` has it. Raises
-    InputError where nothing of the family was measured.
+    `few` and `narrowest` in place of `FEW` and `NARROWEST`; `along` as `held_out` has it, `first`
+    as `fit_grid`. Raises InputError where nothing of the family was measured.
     """
     if kind == "gemm":
         rows = rows.take((rows.shape["n"] >= narrowest) & (rows.shape["k"] >= narrowest))
@@ -240,9 +255,9 @@ def fit_family(
         raise InputError(f"no rows of {kind} kernels")
     # What only one whole has is no coordinate of another.
     axes = _axes(kind, rows, few if rows.whole is None else 0)
-    left_out = held_out(rows, axes, along)
+    left_out = held_out(rows, axes, along, first)
     return Family(
-        grid=fit_grid(rows, axes),
+        grid=fit_grid(rows, axes, first),
         rows=left_out.rows,
         median=left_out.median,
         p95=left_out.p95,
@@ -259,16 +274,26 @@ CUTS = (1, 64, 128, 256)
 AIMS = (0.05, 0.20)
 
 
-def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec, few: int = FEW) -> Family:
-    """A family of matrices, with whichever cut into tiles predicts tokens left out best.
+def fit_matrices(
+    rows: Rows,
+    compute: str,
+    hardware: HardwareSpec,
+    few: int = FEW,
+    narrowest: float = NARROWEST,
+    along: Sequence[str] = (),
+    first: Sequence[str] = (),
+    worth: float = 1.0,
+) -> Family:
+    """A family of matrices, with whichever cut into tiles predicts tokens left out best, if that is
+    by less than `worth` of the error without tiles.
 
-    The form of `rows` is not looked at; `few` as `fit_family` has it. Raises InputError where
+    The form of `rows` is not looked at; the rest as `fit_family` has it. Raises InputError where
     nothing was measured.
     """
     m, n, k = (rows.shape[name] for name in "mnk")
-    wide = (n >= NARROWEST) & (k >= NARROWEST)
+    wide = (n >= narrowest) & (k >= narrowest)
     if not wide.any():
-        raise InputError(f"no rows of gemm kernels of {NARROWEST} and more each way")
+        raise InputError(f"no rows of gemm kernels of {narrowest:g} and more each way")
     peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
 
     def cut(tile_rows: int) -> Rows:
@@ -277,11 +302,32 @@ def fit_matrices(rows: Rows, compute: str, hardware: HardwareSpec, few: int = FE
 
     def off(tile_rows: int) -> float:
         own = cut(tile_rows).take(wide)
-        found = held_out(own, _axes("gemm", own, few), ("m",))
+        found = held_out(own, _axes("gemm", own, few), ("m",), first)
         return found.median / AIMS[0] + found.p95 / AIMS[1]
 
-    best = min(CUTS, key=off)
-    return replace(fit_family("gemm", cut(best), few), tile_rows=best)
+    found = {tile_rows: off(tile_rows) for tile_rows in CUTS}
+    best = min(found, key=found.__getitem__)
+    if found[best] > worth * found[1]:
+        best = 1
+    family = fit_family("gemm", cut(best), few, narrowest, along, first)
+    return replace(family, tile_rows=best)
+
+
+def over_plain_form(
+    name: str, family: Family, points: Sequence[FloatArray], hardware: HardwareSpec
+) -> FloatArray:
+    """Times of a family over the form that has no tiles, at points of its axes."""
+    found = family.grid.factor(*points)
+    if family.tile_rows > 1:
+        compute = name.split(" ")[1]
+        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
+        m, n, k = points
+        tiled, whole = (
+            gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], rows)
+            for rows in (family.tile_rows, 1)
+        )
+        found = found * tiled / whole
+    return found
 
 
 def _axes(kind: str, rows: Rows, few: int) -> dict[str, tuple[float, ...]]:

@@ -59,14 +59,18 @@ FINE_TOKENS = (
     *(257, 320, 384, 512, 513, 768, 1536, 2048, 3072, 4096, 6144, 8192),
 )
 
+#: Before and after the edges of tiles of rows, but those of the frame.
+EDGE_TOKENS = (65, 128, 129, 257, 512, 513, 1025)
+
 #: PyTorch's kernel for 4-bit weights reads them again for each 16 tokens.
 MOST_INT4_TOKENS = 16
 
-COARSE_SEQUENCES = (1, 4, 16, 64, 256)
+#: Far apart first, likewise.
+COARSE_SEQUENCES = (1, 256, 16, 64, 4)
 FINE_SEQUENCES = (2, 8, 32, 128, 512)
-COARSE_CONTEXTS = (64, 512, 4096)
+COARSE_CONTEXTS = (64, 4096, 512)
 FINE_CONTEXTS = (16, 128, 256, 1024, 2048, 8192, 16384, 32768)
-COARSE_NEW = (16, 64, 256, 1024, 4096)
+COARSE_NEW = (16, 1024, 256, 4096, 64)
 FINE_NEW = (32, 128, 512, 2048, 8192)
 
 #: Keys of a whole batch, where it attends as one.
@@ -174,6 +178,7 @@ def coarse(target: Target) -> list[Point]:
     return _in_turn(
         [
             list(_gemms(target, tokens)),
+            list(_edges(target)),
             list(_experts(target, COARSE_ROWS)),
             *_attention(target),
             list(_small(target)),
@@ -237,6 +242,20 @@ def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
                 continue
             for n, k in shapes:
                 yield _gemm(target.hardware, dtype, m, n, k)
+
+
+def _edges(target: Target) -> Iterator[Point]:
+    """Both sides of tile edges, for the largest matrix of a layer: points between neighbours that
+    are next to each other would not be looked for."""
+    model = target.models[0]
+    matrices = [m for m in layer_matrices(model, target.splits[0]) if m.copies == 1]
+    if not matrices:
+        return
+    largest = max(matrices, key=lambda matrix: matrix.n * matrix.k)
+    for dtype in target.dtypes:
+        for m in EDGE_TOKENS:
+            if m < target.largest_m and dtype != "int4":
+                yield _gemm(target.hardware, dtype, m, largest.n, largest.k)
 
 
 def _gemm(hardware: HardwareSpec, dtype: str, m: int, n: int, k: int) -> Point:

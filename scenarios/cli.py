@@ -332,7 +332,7 @@ def calibrate(
         _echo(facts)
     else:
         _print(render_profile(facts))
-    if device is not None and measured.facts.get("interrupted"):
+    if device is not None and measured[0].facts.get("interrupted"):
         raise typer.Exit(130)
 
 

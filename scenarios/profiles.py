@@ -69,8 +69,10 @@ class Ask:
     hardware: str | None
 
 
-def measure_device(ask: Ask, tell: Tell | None = None) -> tuple[KernelProfile, Measured]:
-    """Measure a device at the shapes of models.
+def measure_device(
+    ask: Ask, tell: Tell | None = None
+) -> tuple[KernelProfile, tuple[Measured, HardwareSpec]]:
+    """Measure a device at the shapes of models: its profile, and what that is made of.
 
     Raises InputError for options that are not known, without torch, and without the device.
     """
@@ -103,7 +105,8 @@ def measure_device(ask: Ask, tell: Tell | None = None) -> tuple[KernelProfile, M
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"} if on_cpu else {},
     )
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    return run_campaign(campaign, target, date, tell)
+    profile, found = run_campaign(campaign, target, date, tell)
+    return profile, (found, spec)
 
 
 def _check(ask: Ask) -> None:
@@ -156,14 +159,19 @@ def check_minutes(minutes: float) -> None:
         raise InputError(f"--minutes {minutes:g}: expected {LEAST_MINUTES} to {MOST_MINUTES:.0f}")
 
 
-def keep(profile: KernelProfile, out: Path | None, measured: Measured | None = None) -> Path:
+def keep(
+    profile: KernelProfile,
+    out: Path | None,
+    measured: tuple[Measured, HardwareSpec] | None = None,
+) -> Path:
     """Write a profile, and the rows behind it where there are some."""
     path = out or Path(f"{profile.hardware}.yaml")
     check_out(path)
     write_text(path, profile_text(profile))
     if measured is not None:
         with atomic_write(rows_path(path)) as aside:
-            write_rows(measured, profile, aside)
+            found, spec = measured
+            write_rows(found, profile, spec, aside)
     return path
 
 

@@ -418,7 +418,7 @@ def test_a_law_comes_out_of_its_profile(tmp_path: Path) -> None:
     assert profile.source["clock_mhz"] == "1000 to 1000"
     assert profile.extras["skew 1 over equal contexts"] == pytest.approx(1.0, rel=0.01)
     rows = tmp_path / "law.parquet"
-    write_rows(found, profile, rows)
+    write_rows(found, profile, HARDWARE, rows)
     back = read_rows(rows)
     assert np.allclose(back["gemm 32bit"]["fitted_s"], back["gemm 32bit"]["seconds"], rtol=0.01)
 
@@ -483,7 +483,7 @@ def test_experts_and_kv_in_fp8_come_out_of_a_profile(tmp_path: Path) -> None:
         expected = law.seconds({"op": "decode", "contexts": [1000] * 16, "block_size": 16})
         assert decode.at(16_000) == pytest.approx(expected, rel=0.05)
     rows = tmp_path / "law.parquet"
-    write_rows(found, profile, rows)
+    write_rows(found, profile, HARDWARE, rows)
     back = read_rows(rows)
     assert set(back["decode 8"]["block_size"]) == {16}
     assert set(back["decode 16"]["block_size"]) == {8, 16, 32, 64, 128, 256}
@@ -502,7 +502,7 @@ def test_two_profiles_of_a_device_are_held_against_each_other(tmp_path: Path) ->
         paths.append(tmp_path / f"{name}.yaml")
         paths[-1].write_text(profile_text(profile))
         if name == "slower":
-            write_rows(found, profile, paths[-1].with_suffix(".parquet"))
+            write_rows(found, profile, HARDWARE, paths[-1].with_suffix(".parquet"))
     # The second has its rows beside it, the first is held by its grid.
     for first, second, decode in ((paths[1], paths[0], 1.2), (paths[0], paths[1], 1 / 1.2)):
         words = ["calibrate", "--show", str(first), "--against", str(second), "--json"]

@@ -352,6 +352,19 @@ def test_gaps_are_filled_from_their_neighbours() -> None:
         fit_grid(rows.take(np.zeros(len(rows.seconds), bool)), axes)
 
 
+def test_a_point_of_one_shape_says_nothing_of_another() -> None:
+    """Where more was measured of one shape, another's gaps are filled from its own points."""
+    rows = synthetic(lambda m, n, k: np.where(n == n.max(), 4.0, 1.0) * (1.0 + 0 * m))
+    m, n = rows.shape["m"], rows.shape["n"]
+    # All tokens of one width; of the others the first and the last.
+    some = rows.take((n == n.max()) | (m == m.min()) | (m == m.max()))
+    axes = {name: tuple(np.unique(column)) for name, column in rows.shape.items()}
+    own = np.unique(n) < n.max()
+    filled = fit_grid(some, axes, ("m",)).values[:, own]
+    assert filled == pytest.approx(0.0)
+    assert np.abs(fit_grid(some, axes).values[:, own]).max() > 1.5
+
+
 # --- profiles
 
 
