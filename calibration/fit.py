@@ -6,7 +6,7 @@ neighbours, along one axis after another. The error that counts is on whole coor
 (every row of an m, an n, a k, a context), predicted from their neighbours.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,12 +66,15 @@ class HeldOut:
     log_errors: FloatArray
 
 
-def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]], first: Sequence[str] = ()) -> Grid:
+def fit_grid(
+    rows: Rows, axes: Mapping[str, Sequence[float]], first: Sequence[str] | None = None
+) -> Grid:
     """Median corrections of the rows nearest to each grid point, gaps filled from neighbours.
 
-    Gaps along the axes of `first`, from the last, are filled before those along others: a device is
-    measured at more points of some shapes than of others, and one shape says little of the next.
-    Raises ValueError without rows.
+    Tables have nearly all of a grid: gaps are filled along one axis after another, from the last.
+    A device is measured where its neighbours disagree, at more points of some shapes than of
+    others: with `first`, which may be empty, gaps are filled along those axes, and then from what
+    was measured nearest. Raises ValueError without rows.
     """
     if not len(rows.seconds):
         raise ValueError("no rows to fit")
@@ -88,9 +91,11 @@ def fit_grid(rows: Rows, axes: Mapping[str, Sequence[float]], first: Sequence[st
     starts = np.flatnonzero(np.diff(flat[order], prepend=-1))
     for group in np.split(order, starts)[1:]:
         values[flat[group[0]]] = np.median(correction[group])
-    ahead = [names.index(name) for name in reversed(first)]
-    behind = [axis for axis in reversed(range(len(names))) if axis not in ahead]
-    filled = _fill(values.reshape(shape), logs, [*ahead, *behind])
+    if first is None:
+        filled = _fill(values.reshape(shape), logs, range(len(names))[::-1])
+    else:
+        ahead = [names.index(name) for name in reversed(first)]
+        filled = _fill_by_nearness(_fill(values.reshape(shape), logs, ahead), logs)
     return Grid(tuple(tuple(float(x) for x in axes[name]) for name in names), filled)
 
 
@@ -110,7 +115,7 @@ def _nearest(logs: FloatArray, points: FloatArray) -> npt.NDArray[np.int64]:
     return np.searchsorted(edges, points).astype(np.int64)
 
 
-def _fill(values: FloatArray, logs: Sequence[FloatArray], order: Sequence[int]) -> FloatArray:
+def _fill(values: FloatArray, logs: Sequence[FloatArray], order: Iterable[int]) -> FloatArray:
     """Gaps along one axis after another: interpolated, and flat beyond the ends."""
     values = values.copy()
     for axis in order:
@@ -120,14 +125,50 @@ def _fill(values: FloatArray, logs: Sequence[FloatArray], order: Sequence[int]) 
             known = np.flatnonzero(~np.isnan(line))
             if 0 < len(known) < len(line):
                 lines[at] = np.interp(logs[axis], logs[axis][known], line[known])
-    return np.where(np.isnan(values), np.nanmedian(values), values)
+    return values
+
+
+def _fill_by_nearness(values: FloatArray, logs: Sequence[FloatArray]) -> FloatArray:
+    """Gaps from all axes together, each by how near its two neighbours are; those beyond an end
+    only when no gap lies between two."""
+    beyond = False
+    while np.isnan(values).any():
+        filled = _filled_once(values, logs, beyond)
+        beyond = bool(np.isnan(filled).sum() == np.isnan(values).sum())
+        values = filled
+    return values
+
+
+def _filled_once(values: FloatArray, logs: Sequence[FloatArray], beyond: bool) -> FloatArray:
+    total, weight = np.zeros(values.shape), np.zeros(values.shape)
+    for axis, log in enumerate(logs):
+        lines, sums, weights = (np.moveaxis(x, axis, -1) for x in (values, total, weight))
+        for at in np.ndindex(lines.shape[:-1]):
+            known = np.flatnonzero(~np.isnan(lines[at]))
+            gaps = np.flatnonzero(np.isnan(lines[at]))
+            if not len(known) or not len(gaps):
+                continue
+            after = np.searchsorted(known, gaps)
+            inside = (after > 0) & (after < len(known))
+            low = log[known[np.maximum(after - 1, 0)]]
+            high = log[known[np.minimum(after, len(known) - 1)]]
+            # Beyond an end both are the same, and count as twice as far.
+            apart = np.where(inside, high - low, 2 * np.abs(log[gaps] - low))
+            own = np.where(inside | beyond, 1.0 / apart**2, 0.0)
+            found = np.interp(log[gaps], log[known], lines[at][known])
+            sums[at][gaps] += own * found
+            weights[at][gaps] += own
+    reached = np.isnan(values) & (weight > 0)
+    filled = values.copy()
+    filled[reached] = total[reached] / weight[reached]
+    return filled
 
 
 def held_out(
     rows: Rows,
     axes: Mapping[str, Sequence[float]],
     along: Sequence[str] = (),
-    first: Sequence[str] = (),
+    first: Sequence[str] | None = None,
 ) -> HeldOut:
     """Errors over all dimensions, or those `along`, that have enough coordinates to leave some out;
     `first` as `fit_grid` has it.
@@ -162,7 +203,7 @@ def _missed(
     rows: Rows,
     out: npt.NDArray[np.bool_],
     axes: Mapping[str, Sequence[float]],
-    first: Sequence[str],
+    first: Sequence[str] | None,
 ) -> FloatArray:
     """Log errors of some rows, by a fit of the others; none where those are all."""
     if out.all():
@@ -242,7 +283,7 @@ def fit_family(
     few: int = FEW,
     narrowest: float = NARROWEST,
     along: Sequence[str] = (),
-    first: Sequence[str] = (),
+    first: Sequence[str] | None = None,
 ) -> Family:
     """A grid over the family's usual points, with its errors on shapes left out.
 
@@ -281,7 +322,7 @@ def fit_matrices(
     few: int = FEW,
     narrowest: float = NARROWEST,
     along: Sequence[str] = (),
-    first: Sequence[str] = (),
+    first: Sequence[str] | None = None,
     worth: float = 1.0,
 ) -> Family:
     """A family of matrices, with whichever cut into tiles predicts tokens left out best, if that is

@@ -365,6 +365,25 @@ def test_a_point_of_one_shape_says_nothing_of_another() -> None:
     assert np.abs(fit_grid(some, axes).values[:, own]).max() > 1.5
 
 
+def test_gaps_of_a_device_are_filled_from_what_is_nearest() -> None:
+    """A lone point far away says less than two neighbours, or than a near one."""
+    grid = np.array([2.0**power for power in range(9)])
+    m, n = (column.ravel() for column in np.meshgrid(grid, grid, indexing="ij"))
+    k = np.ones(len(m))
+    # Every other row of m, whole; of the third and the last one point that is unlike the rest.
+    whole = np.isin(m, grid[:8:2]) & (m != grid[2])
+    lone = ((m == grid[2]) | (m == grid[8])) & (n == 1.0)
+    form = 1e-6 * np.ones(len(m))
+    rows = Rows({"m": m, "n": n, "k": k}, np.where(lone, 8.0, 1.0) * form, form)
+    axes = {"m": tuple(grid), "n": tuple(grid), "k": (1.0, 2.0)}
+    filled = fit_grid(rows.take(whole | lone), axes, ()).values[..., 0]
+    assert filled[2, 0] == filled[8, 0] == pytest.approx(3.0)
+    assert np.abs(filled[2, 4:]).max() < 0.3
+    assert np.abs(filled[8, 6:]).max() < 0.5
+    # Along one axis after another the lone points stand for their rows.
+    assert fit_grid(rows.take(whole | lone), axes).values[2, 6, 0] == pytest.approx(3.0)
+
+
 # --- profiles
 
 
