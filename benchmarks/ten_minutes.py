@@ -20,12 +20,11 @@ from servecast.calibration import measuring
 from servecast.calibration.device.sizes import contexts_of
 from servecast.calibration.device_profile import device_profile
 from servecast.calibration.measuring import Worker, measure
-from servecast.calibration.shapes import Target, coarse, fine, heads_of
+from servecast.calibration.shapes import COMPUTE, Target, coarse, fine, heads_of, matrix_shapes
 from servecast.calibration.store import load_profile
 from servecast.costmodels.catalogue import load_hardware, load_model
 from servecast.costmodels.kernels import WEIGHT_BITS, Kernels
 from servecast.costmodels.specs import HardwareSpec
-from servecast.costmodels.weights import layer_matrices, lm_head
 
 NOISE = 0.005
 
@@ -34,8 +33,6 @@ EACH_S, RUNS = 0.25, 12
 
 #: A kernel that the profile has not.
 OTHER_S = 1e-5
-
-COMPUTE = {"bfloat16": "16bit", "fp8": "fp8"}
 
 RANGES = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 8192))
 SEQUENCES = (1, 3, 8, 24, 64, 100, 256, 400)
@@ -115,12 +112,7 @@ def main(profile: str = "h200-sxm", model: str = "Llama-3.1-8B", minutes: str = 
     found = measure(device, coarse(target), fine(target), 60.0 * float(minutes))
     fitted = Known(device_profile(found, hardware, "fitted", "today").kernels(), hardware)
     print(f"{len(found.rows)} rows in {found.seconds / 60:.1f} minutes")
-    shapes = {
-        (matrix.n, matrix.k)
-        for tensor in target.splits
-        for matrix in (*layer_matrices(target.models[0], tensor), lm_head(target.models[0], tensor))
-        if matrix.copies == 1
-    }
+    shapes = matrix_shapes(target)
     for dtype in dtypes:
         compute = COMPUTE[dtype]
         for low, high in RANGES:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from servecast.calibration.store import KEPT_RESIDUALS, Family
 from servecast.costmodels.errors import InputError
-from servecast.costmodels.kernels import WEIGHT_BITS, Curve, Grid, gemm_form_s
+from servecast.costmodels.kernels import WEIGHT_BITS, Curve, Grid, gemm_form_s, tiled_over_whole
 from servecast.costmodels.lines import rising
 from servecast.costmodels.specs import HardwareSpec
 
@@ -360,14 +360,8 @@ def over_plain_form(
     """Times of a family over the form that has no tiles, at points of its axes."""
     found = family.grid.factor(*points)
     if family.tile_rows > 1:
-        compute = name.split(" ")[1]
-        peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
         m, n, k = points
-        tiled, whole = (
-            gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], rows)
-            for rows in (family.tile_rows, 1)
-        )
-        found = found * tiled / whole
+        found = found * tiled_over_whole(m, n, k, name.split(" ")[1], family.tile_rows, hardware)
     return found
 
 

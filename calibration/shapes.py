@@ -228,7 +228,8 @@ def _in_turn(lists: Sequence[list[Point]]) -> list[Point]:
     return [point for _, _, point in sorted(placed, key=lambda item: item[:2])]
 
 
-def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
+def matrix_shapes(target: Target) -> list[tuple[int, int]]:
+    """(n, k) of one rank's dense matrices, of each model and split, once each."""
     shapes = {
         (matrix.n, matrix.k): None
         for model in target.models
@@ -236,6 +237,11 @@ def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
         for matrix in (*layer_matrices(model, tensor), lm_head(model, tensor))
         if matrix.copies == 1
     }
+    return list(shapes)
+
+
+def _gemms(target: Target, tokens: Sequence[int]) -> Iterator[Point]:
+    shapes = matrix_shapes(target)
     for dtype in target.dtypes:
         for m in tokens:
             if dtype == "int4" and m > MOST_INT4_TOKENS:

@@ -589,11 +589,24 @@ def without_tiles(grid: Grid, compute: str, tile_rows: int, hardware: HardwareSp
     Whether a tile binds depends on the device's ridge, so these hold on another one, and those not.
     """
     m, n, k = np.meshgrid(*(np.asarray(axis) for axis in grid.axes), indexing="ij")
+    tiled = tiled_over_whole(m, n, k, compute, tile_rows, hardware)
+    return replace(grid, values=grid.values + np.log2(tiled))
+
+
+def tiled_over_whole(
+    m: FloatArray,
+    n: FloatArray,
+    k: FloatArray,
+    compute: str,
+    tile_rows: int,
+    hardware: HardwareSpec,
+) -> FloatArray:
+    """The form of matrices with tiles over that without."""
     peak, bandwidth = hardware.peak_flops_per_s(compute), hardware.memory_bandwidth_bytes_per_s
     tiled, whole = (
         gemm_form_s(m, n, k, peak, bandwidth, WEIGHT_BITS[compute], rows) for rows in (tile_rows, 1)
     )
-    return replace(grid, values=grid.values + np.log2(tiled / whole))
+    return tiled / whole
 
 
 def decode_form_s(

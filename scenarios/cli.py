@@ -288,6 +288,10 @@ def calibrate(
         from servecast.reports.points_console import render_points
         from servecast.scenarios.points_fit import fit_points
 
+        if against is not None:
+            raise InputError(
+                "--against: holds profiles of kernels, which --from points has none of"
+            )
         check_out(out)
         found = fit_points(path, hardware or system, out)
         if json:

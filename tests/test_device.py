@@ -768,6 +768,7 @@ def test_calibrate_measures_this_cpu_and_draws_it(tmp_path: Path) -> None:
         (["--device", "cpu", "--engine", "tgi"], "--engine tgi: expected one of vllm"),
         (["--device", "cpu", "--kernels", "mine"], "--kernels mine: expected one of auto"),
         (["--device", "cpu", "--from", "vidur"], "--device: takes no tables"),
+        (["--from", "points", "--against", "h100-sxm"], "--against: holds profiles of kernels"),
         (["--device", "cpu", "--model", "gpt-9"], "gpt-9"),
         (["--device", "cpu", "--hardware", "h100-sxm"], "--hardware h100-sxm: not what"),
     ],

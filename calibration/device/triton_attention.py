@@ -146,15 +146,19 @@ class Plan:
         return max(LEAST_ROWS, triton.next_power_of_2(self.dim))
 
     @property
-    def part_constants(self) -> dict[str, Any]:
+    def rows_padded(self) -> int:
         rows = self.query_len * self.heads // self.kv_heads
+        return max(LEAST_ROWS, triton.next_power_of_2(rows))
+
+    @property
+    def part_constants(self) -> dict[str, Any]:
         return {
             "heads": self.heads,
             "kv_heads": self.kv_heads,
             "query_len": self.query_len,
             "dim": self.dim,
             "dim_padded": self.dim_padded,
-            "rows_padded": max(LEAST_ROWS, triton.next_power_of_2(rows)),
+            "rows_padded": self.rows_padded,
             "block_size": self.block_size,
             "tile": self.tile,
             "parts": self.parts,
@@ -164,7 +168,7 @@ class Plan:
 
     @property
     def warps(self) -> int:
-        return 8 if self.part_constants["rows_padded"] >= MANY_ROWS else 4
+        return 8 if self.rows_padded >= MANY_ROWS else 4
 
     @property
     def join_constants(self) -> dict[str, int]:

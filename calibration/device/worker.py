@@ -194,15 +194,19 @@ def work(device: torch.device) -> Call:
     return call
 
 
-def made_ready(device: torch.device) -> str:
-    """Why kernels of our own do not run on a GPU, or "". Its clocks are up by then."""
+def warm_up(device: torch.device) -> None:
+    """An idle GPU's clocks take a while to rise."""
+    call, end = work(device), time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end:
+        call()
+
+
+def why_not_triton(device: torch.device) -> str:
+    """Why kernels of our own do not run on a GPU, or ""."""
     try:
         from servecast.calibration.device import triton_small
 
         triton_small.silu_times(torch.randn(2, 64, device=device))
-        call, end = work(device), time.perf_counter() + WARM_UP_S
-        while time.perf_counter() < end:
-            call()
     except Exception as error:
         # Triton needs a C compiler and the driver's library, and says so in its own ways.
         return "Triton does not run here: " + (" ".join(str(error).split())[:200])
@@ -219,12 +223,15 @@ def main() -> None:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        if why := made_ready(device):
+        if why := why_not_triton(device):
             print(json.dumps({"error": why}), file=output, flush=True)
             return
     whose, builders = kernels(device, sys.argv[2] if len(sys.argv) > 2 else "auto")
     print(json.dumps(facts(device, whose)), file=output, flush=True)
     with torch.inference_mode():
+        # Whoever wants the facts alone does not wait for it.
+        if device.type == "cuda":
+            warm_up(device)
         for line in sys.stdin:
             reply = answer(json.loads(line), device, builders)
             print(json.dumps(reply), file=output, flush=True)
